@@ -1,0 +1,22 @@
+"Packaging: everything it says comes from settings.ini, which nbdev reads too."
+from configparser import ConfigParser
+from pathlib import Path
+from setuptools import find_packages, setup
+
+ini = ConfigParser(delimiters=['='])
+ini.read(Path(__file__).parent/'settings.ini', encoding='utf-8')
+cfg = ini['DEFAULT']
+extras = {k: cfg[f'{k}_requirements'].split() for k in ('notebook', 'gpu', 'data', 'dev')}
+extras['dev'] += extras['notebook']
+
+setup(
+    name=cfg['lib_name'], version=cfg['version'], description=cfg['description'], keywords=cfg['keywords'],
+    long_description=(Path(__file__).parent/'README.md').read_text(encoding='utf-8'),
+    long_description_content_type='text/markdown', author=cfg['author'], url=cfg['git_url'], license='Apache-2.0',
+    python_requires=f">={cfg['min_python']}", install_requires=cfg['requirements'].split(), extras_require=extras,
+    # the corpus lives in data/corpus and travels inside the package, so that elleci_train works anywhere
+    packages=find_packages(include=['elleci', 'elleci.*']) + ['elleci.corpus'],
+    package_dir={'elleci.corpus': 'data/corpus'},
+    package_data={'elleci.corpus': ['*.jsonl', '*/*.txt']}, include_package_data=False,
+    entry_points={'console_scripts': cfg['console_scripts'].split(), 'nbdev': ['elleci=elleci._modidx:d']},
+    zip_safe=False)
