@@ -9,8 +9,7 @@ __all__ = ['ssd_recurrent', 'block_decays', 'scan_states', 'ssd_chunked', 'ssd_s
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from ..core import UserError, document_runs, full_precision
-from ..layers.norm import compute_dtype
+from ..core import UserError, compute_dtype, document_runs, full_precision
 
 # %% ../../nbs/20_ssd.ipynb #a458c7e6
 def ssd_recurrent(

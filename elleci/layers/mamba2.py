@@ -10,9 +10,9 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from ..core import UserError, document_runs
+from ..core import UserError, compute_dtype, document_runs
 from ..config import ModelConfig
-from .norm import GatedRMSNorm, KeepsFp32, compute_dtype
+from .norm import GatedRMSNorm, KeepsFp32
 from ..kernels.ssd_reference import ssd_chunked, ssd_step
 
 # %% ../../nbs/22_mamba2.ipynb #d7ceb6f2
