@@ -79,7 +79,8 @@ class TrainConfig:
     decay:float = 0.1             # fraction of `steps`
     precision:str = 'bf16'        # 'bf16' (autocast, weights stay fp32) or 'fp32'
     mix:tuple = (('english', 1), ('italian', 1), ('instructions', 1)) # readings per epoch
-    seed:int = 0
+    seed:int = 0                  # of the weights, the order of the data, the samples
+    data:str|None = None          # a folder of text; None is the embedded corpus
     val_every:int = 500           # steps between validations
     val_rows:int = 256            # rows of T tokens read per source and validation, at most
     save_every:int = 500          # steps between checkpoints

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['KiB', 'MiB', 'GiB', 'fmt_bytes', 'fmt_count', 'UserError', 'optional', 'require', 'pick_device', 'compute_dtype',
-           'full_precision', 'seed_everything', 'assert_close', 'document_runs', 'memory_in_use', 'atomic_write',
-           'run_command', 'figure']
+           'full_precision', 'seed_everything', 'assert_close', 'document_runs', 'memory_in_use', 'memory_free',
+           'atomic_write', 'run_command', 'figure']
 
 # %% ../nbs/00_core.ipynb #0b6d038c
 import contextlib, importlib, inspect, os, random, re, sys, typing
@@ -134,6 +134,16 @@ def memory_in_use(
     if resource is None: return 0
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss*(1 if sys.platform == 'darwin' else KiB)
 
+# %% ../nbs/00_core.ipynb #c83f1a93
+def memory_free(
+    device:torch.device, # where the work will happen
+)->int|None: # bytes; None where the system does not say
+    "Bytes that a new process could still take on `device`"
+    if device.type == 'cuda': return torch.cuda.mem_get_info(device)[0]
+    meminfo = Path('/proc/meminfo')
+    if not meminfo.exists(): return None
+    return int(re.search(r'MemAvailable:\s+(\d+) kB', meminfo.read_text())[1])*KiB
+
 # %% ../nbs/00_core.ipynb #313a664c
 def atomic_write(
     path:str|Path, # the file to write or replace
@@ -163,16 +173,17 @@ def _option(
 def run_command(
     f,         # function with annotated parameters (str, int, float, bool, or `T|None`)
     argv=None, # list of arguments; None takes the shell's
-)->int: # exit code: 0, 2 for a `UserError`, else whatever integer `f` returns
+)->int: # exit code: 0, 2 for a `UserError`, 130 for Ctrl-C
     "Call `f` from a command line; a `UserError` becomes one sentence on stderr"
     import argparse
     help = dict(re.findall(r'^\s+(\w+):.*?# (.*)$', inspect.getsource(f), re.M))
     parser = argparse.ArgumentParser(prog=f.__name__, description=f.__doc__)
     for p in inspect.signature(f).parameters.values(): _option(parser, p, help.get(p.name))
     args = vars(parser.parse_args(argv))
-    try: code = f(**args)
+    try: f(**args)
     except UserError as e: print(f'{f.__name__}: {e}', file=sys.stderr); return 2
-    return code if isinstance(code, int) else 0
+    except KeyboardInterrupt as e: print(f"{f.__name__}: {e or 'interrupted'}", file=sys.stderr); return 130
+    return 0
 
 # %% ../nbs/00_core.ipynb #9ac03130
 def figure(

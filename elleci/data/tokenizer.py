@@ -74,7 +74,7 @@ def encode_text(
 )->list: # ids, none of them special; empty for an empty text
     "The ids of plain text"
     tok.encode_special_tokens = True
-    return tok.encode(_plain(text)).ids
+    return tok.encode(_plain(text), add_special_tokens=False).ids
 
 # %% ../../nbs/70_tokenizer.ipynb #a86d3087
 def decode(
@@ -162,6 +162,7 @@ def load_tokenizer(
     tokenizers = require('tokenizers', 'train or read a tokenizer')
     try: tok = tokenizers.Tokenizer.from_str(Path(path).read_text(encoding='utf-8'))
     except OSError: raise UserError(f'There is no tokenizer to read at {path}: give the path of a tokenizer.json, or train one.') from None
-    except Exception: raise UserError(f'The tokenizer {path} is damaged: restore it, or train it again on the same texts.') from None
+    except Exception:                                         # the library raises nothing narrower
+        raise UserError(f'The tokenizer {path} is damaged: restore it, or train it again on the same texts.') from None
     _check_tokenizer(tok, path, vocab_size)
     return tok

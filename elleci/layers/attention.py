@@ -73,7 +73,7 @@ def attention(
     scale:float|None=None, # of the scores; None takes 1/√Pk
 )->Tensor: # (B, Tq, H, Pv) in q's dtype
     "Causal attention within documents (Vaswani et al. 2017, eq. 1) that keeps O(T) numbers; `UserError` for lengths that do not match"
-    (B, Tq, H, P), T, Pv = q.shape, k.shape[1], v.shape[-1]
+    (B, Tq, _, P), T, Pv = q.shape, k.shape[1], v.shape[-1]
     if Tq > T: raise UserError(f'{Tq} queries were given for {T} keys: give at least as many keys, the queries are their last positions.')
     if seq_idx is not None and seq_idx.shape != (B, T):
         raise UserError(f'seq_idx has shape {tuple(seq_idx.shape)}: give one document number per key, ({B}, {T}).')

@@ -48,11 +48,51 @@ def _extend(
     "Append to the cache; `UserError` where it has no room"
     (rows, room), (B, T) = cache['latent'].shape[:2], latent.shape[:2]
     start, end = cache['length'], cache['length'] + T
-    if end > room: raise UserError(f'The cache holds {start} of {room} tokens and {T} more were given: make it with max_len of {end} or more.')
+    if end > room: raise UserError(f'The cache holds {start} of {room} tokens and was given {T} more: make it with max_len of {end} or more.')
     if B != rows: raise UserError(f'The cache was made for {rows} rows and {B} were given: make one with batch={B}.')
     for name, new in (('latent', latent), ('k_rope', k_rope)): cache[name][:, start:end] = new.detach()
     cache['length'] = end
     return [cache[name][:, :end].to(latent.dtype) for name in ('latent', 'k_rope')]
+
+# %% ../../nbs/31_mla.ipynb #214b1f90
+def _positions(
+    x:Tensor,            # (B, T, D)
+    seq_idx:Tensor|None, # (B, T)
+    cache:dict|None,     # as from `MLA.new_cache`
+)->Tensor: # (B, T) int64
+    "Where each token stands in its document; `UserError` for documents together with a cache"
+    if seq_idx is None: return torch.arange(x.shape[1], device=x.device).expand(x.shape[:2]) + (cache['length'] if cache else 0)
+    if cache is not None: raise UserError('A cache holds one document per row: give either seq_idx or a cache, not both.')
+    return document_positions(seq_idx)
+
+# %% ../../nbs/31_mla.ipynb #66d23a76
+def _expand(
+    m:nn.Module,   # an `MLA`
+    q_nope:Tensor, # (B, T, H, nope)
+    q_rope:Tensor, # (B, T, H, rope) rotated
+    latent:Tensor, # (B, T, r) normalised
+    k_rope:Tensor, # (B, T, rope) rotated
+    seq_idx:Tensor|None, # (B, T)
+)->Tensor: # (B, T, H, v)
+    "Attention with keys and values built from the latents (arXiv 2405.04434, eqs. 10, 11 and 16 to 18)"
+    c = m.cfg
+    k_nope, v = m.kv_up(latent).unflatten(-1, (c.n_attn_heads, -1)).split([c.qk_nope_head_dim, c.v_head_dim], -1)
+    k = torch.cat([k_nope, k_rope[:, :, None].expand_as(q_rope)], -1)
+    return attention(torch.cat([q_nope, q_rope], -1), k, v.contiguous(), seq_idx)
+
+# %% ../../nbs/31_mla.ipynb #e799ceba
+def _continue(
+    m:nn.Module,   # an `MLA`
+    q_nope:Tensor, # (B, T, H, nope) queries of the last T of S positions
+    q_rope:Tensor, # (B, T, H, rope) rotated
+    latent:Tensor, # (B, S, r) normalised
+    k_rope:Tensor, # (B, S, rope) rotated
+)->Tensor: # (B, T, H, v) in q_nope's dtype
+    "Attention to the latents themselves, by absorption"
+    c, (latent, w) = m.cfg, _operands(m.kv_up, latent)
+    dtype, scale = torch.promote_types(latent.dtype, w.dtype), (c.qk_nope_head_dim + c.qk_rope_head_dim)**-.5
+    w_uk, w_uv = w.unflatten(0, (c.n_attn_heads, -1)).split([c.qk_nope_head_dim, c.v_head_dim], 1)
+    return _absorbed(*(t.to(dtype) for t in (q_nope, q_rope, latent, k_rope, w_uk, w_uv)), scale).to(q_nope.dtype)
 
 # %% ../../nbs/31_mla.ipynb #72a9b91b
 class MLA(nn.Module):
@@ -92,44 +132,3 @@ class MLA(nn.Module):
         w, c = self.kv_down.weight, self.cfg
         new = lambda width: torch.zeros(batch, max_len, width, dtype=dtype or w.dtype, device=device or w.device)
         return dict(latent=new(c.kv_lora_rank), k_rope=new(c.qk_rope_head_dim), length=0)
-
-# %% ../../nbs/31_mla.ipynb #214b1f90
-def _positions(
-    x:Tensor,            # (B, T, D)
-    seq_idx:Tensor|None, # (B, T)
-    cache:dict|None,     # as from `MLA.new_cache`
-)->Tensor: # (B, T) int64
-    "Where each token stands in its document; `UserError` for documents together with a cache"
-    if seq_idx is None: return torch.arange(x.shape[1], device=x.device).expand(x.shape[:2]) + (cache['length'] if cache else 0)
-    if cache is not None: raise UserError('A cache holds one document per row: give either seq_idx or a cache, not both.')
-    return document_positions(seq_idx)
-
-# %% ../../nbs/31_mla.ipynb #66d23a76
-def _expand(
-    m:nn.Module,   # an `MLA`
-    q_nope:Tensor, # (B, T, H, nope)
-    q_rope:Tensor, # (B, T, H, rope) rotated
-    latent:Tensor, # (B, T, r) normalised
-    k_rope:Tensor, # (B, T, rope) rotated
-    seq_idx:Tensor|None, # (B, T)
-)->Tensor: # (B, T, H, v)
-    "Attention with keys and values built from the latents (arXiv 2405.04434, eqs. 10, 11 and 16 to 18)"
-    c = m.cfg
-    k_nope, v = m.kv_up(latent).unflatten(-1, (c.n_attn_heads, -1)).split([c.qk_nope_head_dim, c.v_head_dim], -1)
-    k = torch.cat([k_nope, k_rope[:, :, None].expand_as(q_rope)], -1)
-    return attention(torch.cat([q_nope, q_rope], -1), k, v.contiguous(), seq_idx)
-
-# %% ../../nbs/31_mla.ipynb #e799ceba
-def _continue(
-    m:nn.Module,   # an `MLA`
-    q_nope:Tensor, # (B, T, H, nope) queries of the last T of S positions
-    q_rope:Tensor, # (B, T, H, rope) rotated
-    latent:Tensor, # (B, S, r) normalised
-    k_rope:Tensor, # (B, S, rope) rotated
-)->Tensor: # (B, T, H, v) in q_nope's dtype
-    "Attention to the latents themselves, by absorption"
-    c, (latent, w) = m.cfg, _operands(m.kv_up, latent)
-    w_uk, w_uv = w.to(latent.dtype).unflatten(0, (c.n_attn_heads, -1)).split([c.qk_nope_head_dim, c.v_head_dim], 1)
-    scale = (c.qk_nope_head_dim + c.qk_rope_head_dim)**-.5
-    q_nope_, q_rope, k_rope = (t.to(latent.dtype) for t in (q_nope, q_rope, k_rope))
-    return _absorbed(q_nope_, q_rope, latent, k_rope, w_uk, w_uv, scale).to(q_nope.dtype)
