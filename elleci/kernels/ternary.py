@@ -6,17 +6,13 @@
 __all__ = ['ternarize', 'ternary_shares', 'quantize_activations', 'ternary_operands', 'ternary_linear']
 
 # %% ../../nbs/40_bitnet.ipynb #5b65528e
-from contextlib import nullcontext
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from ..core import compute_dtype, full_precision
 
 # %% ../../nbs/40_bitnet.ipynb #e086ed70
 _FLOOR = 1e-30 # the least scale of a weight matrix, the least magnitude of a token: far below any value that trains
-
-def _wide(t):
-    "The dtype in which the statistics of `t` are taken"
-    return torch.float64 if t.dtype == torch.float64 else torch.float32
 
 # %% ../../nbs/40_bitnet.ipynb #60712854
 @torch.no_grad()
@@ -24,7 +20,7 @@ def ternarize(
     w:Tensor, # (d_out, d_in), or any other shape, any float dtype
 )->tuple: # integers −1, 0, +1 (as `w`, same dtype); their scale, a 0-d tensor in fp32 (float64 for float64)
     "Round weights to −1, 0, +1 in units of their mean magnitude (BitNet b1.58, eqs. 1–3)"
-    wide = w.to(_wide(w))
+    wide = w.to(compute_dtype(w))
     scale = wide.abs().mean().clamp_min(_FLOOR)
     return (wide/scale).round_().clamp_(-1, 1).to(w.dtype), scale
 
@@ -42,7 +38,7 @@ def quantize_activations(
     x:Tensor, # (…, d_in) any float dtype
 )->tuple: # integers in [−127, 127] (as `x`, same dtype); scales (…, 1) in fp32 (float64 for float64)
     "Round each token to 8-bit integers in units of its largest magnitude / 127 (BitNet b1.58, §2)"
-    wide = x.to(_wide(x))
+    wide = x.to(compute_dtype(x))
     scale = wide.abs().amax(-1, keepdim=True).clamp_min(_FLOOR)/127
     return (wide/scale).round_().clamp_(-127, 127).to(x.dtype), scale
 
@@ -61,10 +57,6 @@ def ternary_operands(
     return _straight_through(x_int*sx, x), _straight_through(w_int*sw, w)
 
 # %% ../../nbs/40_bitnet.ipynb #7f3b4b5d
-def _no_autocast(device):
-    "A context in which autocast leaves matrix products alone (meta has none)"
-    return torch.autocast(device.type, enabled=False) if torch.amp.is_autocast_available(device.type) else nullcontext()
-
 def _exact_product(x_int, w_int):
     "x_int @ w_int.T without rounding: fp32 while 127·K < 2²⁴, else float64"
     wide = torch.float64 if x_int.dtype == torch.float64 or 127*w_int.shape[-1] >= 2**24 else torch.float32
@@ -78,14 +70,14 @@ class _TernaryLinear(torch.autograd.Function):
         (x_int, sx), (w_int, sw) = quantize_activations(x), ternarize(w)
         ctx.save_for_backward(x_int.to(torch.int8) if ctx.needs_input_grad[1] else None, sx, w)
         ctx.x_dtype = x.dtype
-        with _no_autocast(x.device): return (_exact_product(x_int, w_int)*(sx*sw)).to(dtype)
+        with full_precision(x): return (_exact_product(x_int, w_int)*(sx*sw)).to(dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, g):
         x_int, sx, w = ctx.saved_tensors
         grad_x = grad_w = None
-        with _no_autocast(g.device):
+        with full_precision(g):
             if ctx.needs_input_grad[0]:
                 w_int, sw = ternarize(w)
                 grad_x = ((g @ w_int.to(g.dtype)).to(sw.dtype)*sw).to(ctx.x_dtype)

@@ -9,8 +9,7 @@ __all__ = ['document_positions', 'document_mask', 'attention', 'rope_angles', 'r
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from ..core import UserError, document_runs
-from .norm import compute_dtype
+from ..core import UserError, compute_dtype, document_runs
 
 # %% ../../nbs/30_attention.ipynb #994defba
 def _widen(

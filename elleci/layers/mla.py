@@ -8,10 +8,10 @@ __all__ = ['MLA']
 # %% ../../nbs/31_mla.ipynb #9a411bea
 import torch
 from torch import Tensor, nn
-from ..core import UserError
+from ..core import UserError, compute_dtype
 from ..config import ModelConfig
 from .attention import attention, document_positions, rope
-from .norm import RMSNorm, compute_dtype
+from .norm import RMSNorm
 
 # %% ../../nbs/31_mla.ipynb #e5052ae1
 def _absorbed(

@@ -1,0 +1,140 @@
+"Every check of this repository, on the working tree as it is. The last line says `N passed, N failed`, and the exit code agrees."
+import ast, json, os, re, shutil, subprocess, sys, tempfile, time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+BIN = Path(sys.executable).parent
+NOTEBOOK_LIMIT = 150                                   # seconds for one notebook; a hang must not take the rest along
+WORKERS = max(1, min(2, os.cpu_count() or 1))          # each with one thread: two OpenMP teams on two cores spin against each other
+
+def run(*cmd, cwd=ROOT, timeout=300, env=None):
+    "Output of a command; raises with its last lines if it fails"
+    full = {**os.environ, 'PATH': f"{BIN}{os.pathsep}{os.environ['PATH']}", 'PYTHONDONTWRITEBYTECODE': '1', **(env or {})}
+    try: r = subprocess.run([str(c) for c in cmd], cwd=cwd, timeout=timeout, env=full, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    except subprocess.TimeoutExpired: raise AssertionError(f'no end after {timeout} s')
+    assert r.returncode == 0, '\n'.join(r.stdout.splitlines()[-40:])
+    return r.stdout
+
+def notebooks(): return sorted(p for p in (ROOT/'nbs').rglob('*.ipynb') if '.ipynb_checkpoints' not in p.parts)
+def cells(path): return [(c['cell_type'], ''.join(c['source']), c.get('outputs', [])) for c in json.loads(path.read_text(encoding='utf-8'))['cells']]
+def python_of(source): return '\n'.join('' if re.match(r'\s*[%!]', l) else l for l in source.split('\n'))
+
+def snapshot(folder):
+    "A git repository of its own with every file that is tracked or would be"
+    for name in run('git', 'ls-files', '-co', '--exclude-standard', '-z').split('\0'):
+        if name and (ROOT/name).is_file():
+            (folder/name).parent.mkdir(parents=True, exist_ok=True); shutil.copy2(ROOT/name, folder/name)
+    git = ('git', '-c', 'user.name=check', '-c', 'user.email=check@localhost')
+    run('git', 'init', '-q', cwd=folder); run('git', 'add', '-A', cwd=folder); run(*git, 'commit', '-qm', 'snapshot', cwd=folder)
+
+def unchanged(folder, what):
+    status = run('git', 'status', '--porcelain', '--untracked-files=all', cwd=folder)
+    assert not status, f'{what} changes:\n{status}'
+
+def check_clean_and_export():
+    "nbdev_clean leaves no change; elleci/ deleted and exported again is the same, untracked files included"
+    with tempfile.TemporaryDirectory() as tmp:
+        folder = Path(tmp); snapshot(folder)
+        run('nbdev_clean', cwd=folder); unchanged(folder, 'nbdev_clean')
+        shutil.rmtree(folder/'elleci'); run('nbdev_export', cwd=folder); unchanged(folder, 'nbdev_export')
+
+def check_readme():
+    "README.md is what nbs/index.ipynb says"
+    run(sys.executable, '.ci/readme.py', '--check')
+
+def check_names():
+    "No undefined or unused name, in the package, the scripts and the notebooks (where versions follow each other by design)"
+    run('ruff', 'check', '-q', '--no-cache', '--select', 'F,E9', 'elleci', 'benchmarks', '.ci', 'setup.py')
+    run('ruff', 'check', '-q', '--no-cache', '--select', 'F,E9', '--ignore', 'F811', 'nbs')
+
+ALONE = '''
+import importlib.metadata as md, re, sys
+def needs(name, seen):
+    if name in seen: return seen
+    seen.add(name)
+    for r in md.requires(name) or ():
+        if 'extra ==' not in r and not re.match(r'triton|nvidia|cuda', r): needs(re.match(r'[\\w.-]+', r)[0].lower().replace('_', '-'), seen) if installed(r) else None
+    return seen
+def installed(r):
+    try: md.distribution(re.match(r'[\\w.-]+', r)[0]); return True
+    except md.PackageNotFoundError: return False
+have = needs('torch', set()) | needs('numpy', set())
+norm = lambda d: d.lower().replace('_', '-')
+allowed = {m for m, dists in md.packages_distributions().items() if any(norm(d) in have for d in dists)} | set(sys.stdlib_module_names) | {'elleci'}
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if not name.startswith('__editable__') and name.split('.')[0] not in allowed: raise ModuleNotFoundError(f'{name} is not torch or numpy', name=name)
+sys.meta_path.insert(0, Block())
+import importlib
+for gone in ('tqdm', 'tokenizers', 'matplotlib', 'lion_pytorch', 'triton', 'IPython'):
+    try: importlib.import_module(gone)
+    except ImportError: pass
+    else: sys.exit(f'the check is broken: {gone} can be imported')
+importlib.import_module(sys.argv[1])
+'''
+def modules():
+    return sorted('.'.join(p.relative_to(ROOT).with_suffix('').parts).removesuffix('.__init__') for p in (ROOT/'elleci').rglob('*.py') if p.name != '_modidx.py')
+def check_imports():
+    "Every module imports in a fresh process where nothing but torch and numpy (and what they need) can be imported"
+    with ThreadPoolExecutor(WORKERS) as pool: list(pool.map(lambda m: run(sys.executable, '-c', ALONE, m, cwd=tempfile.gettempdir()), modules()))
+
+def imported(source):
+    "The elleci modules that a piece of code imports"
+    for node in ast.walk(ast.parse(python_of(source))):
+        if isinstance(node, ast.ImportFrom) and (node.module or '').startswith('elleci'): yield from [node.module]
+        if isinstance(node, ast.Import): yield from (a.name for a in node.names if a.name.startswith('elleci.'))
+
+def check_direction():
+    "A notebook imports only from lower numbers, kernels know no layer, and no notebook imports a star"
+    number = {}
+    for p in notebooks():
+        exp = [m for _, s, _ in cells(p) if (m := re.match(r'#\| default_exp (\S+)', s))]
+        if exp: number['elleci.' + exp[0][1]] = int(p.name[:2])
+    assert len(number) >= 18, number
+    for p in notebooks():
+        if 'tests' in p.parts or not p.name[:2].isdigit(): continue
+        for kind, s, _ in cells(p):
+            if kind != 'code': continue
+            for m in imported(s):
+                assert number[m] < int(p.name[:2]), f'{p.name} imports {m} from notebook {number[m]}'
+                assert not (re.search(r'default_exp kernels', cells(p)[0][1]) and m.startswith('elleci.layers')), f'{p.name} is a kernel and imports {m}'
+            assert not re.search(r'from elleci\S* import \*', s), f'{p.name} imports a star'
+
+def check_outputs():
+    "Committed outputs are light and speak of no particular machine"
+    for p in notebooks():
+        assert p.stat().st_size <= 150*1024, f'{p.name} has {p.stat().st_size//1024} KB'
+        for _, _, outputs in cells(p):
+            text = json.dumps([o for o in outputs if 'image/png' not in o.get('data', {})])
+            found = re.search(r'/(root|home|tmp|work|Users|usr)/|widget-view|it/s\]|Traceback', text)
+            assert not found, f'{p.name} shows {found[0]!r} in an output'
+
+def check_installed():
+    "Installed, not editable, the package trains outside the repository"
+    with tempfile.TemporaryDirectory() as tmp:
+        folder = Path(tmp)/'source'; folder.mkdir(); snapshot(folder)
+        run(sys.executable, '-m', 'pip', 'install', '-q', '--no-deps', '--no-build-isolation', '--target', Path(tmp)/'site', folder)
+        code = "import elleci, sys; assert elleci.__file__.startswith(sys.argv[1]), elleci.__file__; from elleci.train import elleci_train; elleci_train(steps=2, out='run')"
+        run(sys.executable, '-c', code, Path(tmp)/'site', cwd=tmp, env={'PYTHONPATH': str(Path(tmp)/'site'), 'OMP_NUM_THREADS': '1'})
+        assert (Path(tmp)/'run'/'model.safetensors').exists()
+
+def check_notebook(path):
+    env = {'TRITON_INTERPRET': '1', 'OMP_NUM_THREADS': '1', 'MPLBACKEND': 'agg'}
+    run('nbdev_test', '--path', path, '--n_workers', '1', timeout=NOTEBOOK_LIMIT*(10 if os.environ.get('ELLECI_LONG') else 1), env=env)
+
+def attempt(name, check):
+    began = time.time()
+    try: check(); ok, why = True, ''
+    except Exception as e: ok, why = False, '\n' + re.sub('^', '    ', f'{type(e).__name__}: {e}', flags=re.M)
+    print(f"{'ok  ' if ok else 'FAIL'} {time.time() - began:5.1f} s  {name}{why}", flush=True)
+    return ok
+
+def main():
+    checks = [(c.__doc__, c) for n, c in globals().items() if n.startswith('check_') and c.__doc__]
+    checks += [(str(p.relative_to(ROOT)), lambda p=p: check_notebook(p)) for p in notebooks()]
+    with ThreadPoolExecutor(WORKERS) as pool: results = list(pool.map(lambda c: attempt(*c), checks))
+    print(f'{sum(results)} passed, {len(results) - sum(results)} failed')
+    return 0 if all(results) else 1
+
+if __name__ == '__main__': sys.exit(main())
