@@ -166,8 +166,9 @@ def _reporter(run, steps, done):
         else: shown.update({'loss': f"{event['loss']:.3f}", 'tok/s': f"{event['tokens_per_s']:,.0f}", 'mem': fmt_bytes(event['memory_bytes'])})
         bar.set_postfix(shown, refresh=False)
     def progress(steps):
-        for i in steps: yield i; bar.update()
-        bar.close()
+        try:
+            for i in steps: yield i; bar.update()
+        finally: bar.close()
     return log, progress
 
 # %% ../nbs/76_train.ipynb #a2cfa0c4
