@@ -1,18 +1,21 @@
-"README.md from nbs/index.ipynb: its prose, its code and the small text its cells printed. `--check` only compares."
-import sys
+"README.md from nbs/index.ipynb: its prose, its code and the text its cells printed. `--check` only compares."
+import json, sys
 from pathlib import Path
-from nbconvert import MarkdownExporter
-import nbformat
 
-def render(path):
-    nb = nbformat.read(path, 4)
-    nb.cells = [c for c in nb.cells if not c.source.startswith('#| hide')]
-    for c in nb.cells: c.source = c.source.replace('#| echo: false\n', '')
-    body, _ = MarkdownExporter().from_notebook_node(nb)
-    note = '<!-- Made from nbs/index.ipynb by `make readme`: change it there. -->\n\n'
-    return note + body.strip() + '\n'
+def block(kind, text): return f'```{kind}\n{text.rstrip()}\n```'
+
+def render(cell):
+    "Markdown of one cell; `#| hide` shows nothing, `#| echo: false` only what was printed"
+    source = ''.join(cell['source'])
+    if cell['cell_type'] == 'markdown': return [source]
+    if source.startswith('#| hide'): return []
+    printed = ''.join(''.join(o.get('text', o.get('data', {}).get('text/plain', ''))) for o in cell['outputs'])
+    shown = [] if source.startswith('#| echo: false') else [block('python', source)]
+    return shown + ([block('text', printed)] if printed else [])
 
 root = Path(__file__).parents[1]
-text, readme = render(root/'nbs/index.ipynb'), root/'README.md'
+cells = json.loads((root/'nbs/index.ipynb').read_text(encoding='utf-8'))['cells']
+text = '\n\n'.join(['<!-- Made from nbs/index.ipynb by `make readme`: change it there. -->', *(part for c in cells for part in render(c))]) + '\n'
+readme = root/'README.md'
 if '--check' in sys.argv: sys.exit(readme.read_text(encoding='utf-8') != text and 'README.md differs from nbs/index.ipynb: run `make readme`.')
 readme.write_text(text, encoding='utf-8')

@@ -9,7 +9,6 @@ __all__ = ['MIXERS', 'IGNORE', 'Block', 'Elleci', 'parameter_table', 'next_token
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from .core import UserError
 from .config import ModelConfig
 from .layers.norm import RMSNorm
 from .layers.mamba2 import Mamba2

@@ -158,7 +158,8 @@ def _data(run, config, done):
 # %% ../nbs/76_train.ipynb #f511aa67
 def _reporter(run, steps, done):
     "A progress wrapper for `fit` and a log function that writes metrics.jsonl and feeds the bar"
-    bar = require('tqdm', 'show progress').tqdm(total=steps, initial=done, unit='step', mininterval=1., dynamic_ncols=True)
+    bar = require('tqdm', 'show progress').tqdm(total=steps, initial=done, mininterval=1., dynamic_ncols=True,
+                                                bar_format='step {n_fmt}/{total_fmt}{postfix} |{bar}| {elapsed}<{remaining}')
     shown = {}
     def log(**event):
         with open(run/'metrics.jsonl', 'a', encoding='utf-8') as f: f.write(json.dumps(event) + '\n')
