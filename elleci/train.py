@@ -173,7 +173,7 @@ def _reporter(run, steps, done):
     return log, progress
 
 # %% ../nbs/76_train.ipynb #a2cfa0c4
-PROMPTS = ('The function', 'La memoria')   # continued at the end of a run on the embedded corpus
+PROMPTS = ('The function', 'La memoria è')   # continued at the end of a run on the embedded corpus
 
 # %% ../nbs/76_train.ipynb #e000915b
 def _sample(run, config, device):
