@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 import torch
 from torch import nn
-from .core import UserError, require
+from .core import UserError, replace_file, require
 
 # %% ../nbs/74_checkpoint.ipynb #dbc24908
 MODEL, STATE = 'model.safetensors', 'state.safetensors'
@@ -60,7 +60,7 @@ def save_checkpoint(
     said = {'step': str(step), **said}
     parts = {MODEL: weights(model), STATE: optimizer_tensors(model, optimizer)}
     for name, tensors in parts.items(): _write(run/(name + '.new'), tensors, said)
-    for name in parts: os.replace(run/(name + '.new'), run/name)
+    for name in parts: replace_file(run/(name + '.new'), run/name)
 
 # %% ../nbs/74_checkpoint.ipynb #327eae71
 def checkpoint_text(
@@ -85,7 +85,7 @@ def saved_step(
         new = run/(STATE + '.new')
         if checkpoint_text(new).get('step') != done:
             raise UserError(f'{run} has the weights of step {done} but the optimizer state of {state or "none"}: generate from it, or start a new run.')
-        os.replace(new, run/STATE)
+        replace_file(new, run/STATE)
     return int(done)
 
 # %% ../nbs/74_checkpoint.ipynb #0659f62b

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['KiB', 'MiB', 'GiB', 'fmt_bytes', 'fmt_count', 'UserError', 'optional', 'require', 'pick_device', 'compute_dtype',
            'full_precision', 'seed_everything', 'assert_close', 'document_runs', 'memory_in_use', 'memory_free',
-           'atomic_write', 'run_command', 'figure']
+           'replace_file', 'atomic_write', 'run_command', 'figure']
 
 # %% ../nbs/00_core.ipynb #0b6d038c
 import contextlib, importlib, inspect, os, random, re, sys, typing
@@ -145,6 +145,18 @@ def memory_free(
     return int(re.search(r'MemAvailable:\s+(\d+) kB', meminfo.read_text())[1])*KiB
 
 # %% ../nbs/00_core.ipynb #313a664c
+def replace_file(
+    new:str|Path,  # complete and flushed
+    path:str|Path, # takes its place, in the same folder
+):
+    "Rename, and flush the folder too, so that the rename itself survives a power cut"
+    os.replace(new, path)
+    if os.name != 'posix': return                          # elsewhere a folder cannot be opened
+    folder = os.open(Path(path).parent, os.O_RDONLY)
+    try: os.fsync(folder)
+    finally: os.close(folder)
+
+# %% ../nbs/00_core.ipynb #e589288b
 def atomic_write(
     path:str|Path, # the file to write or replace
     content:bytes|str, # text is encoded as UTF-8
@@ -154,7 +166,7 @@ def atomic_write(
     with open(new, 'wb') as f:
         f.write(content.encode() if isinstance(content, str) else content)
         f.flush(); os.fsync(f.fileno())
-    os.replace(new, path)
+    replace_file(new, path)
 
 # %% ../nbs/00_core.ipynb #06fdc6a2
 def _option(

@@ -31,7 +31,7 @@ def choose(
     never:list=(PAD, BOS), # ids not to choose, from `unspeakable`
 )->int: # a token id
     "One token from the distribution over the next"
-    logits = logits.float().cpu(); logits[list(never)] = -torch.inf
+    logits = logits.detach().to('cpu', torch.float32, copy=True); logits[list(never)] = -torch.inf
     if temperature == 0: return int(logits.argmax())
     best = logits.topk(min(top_k, len(logits)))
     return int(best.indices[torch.multinomial((best.values/temperature).softmax(-1), 1, generator=generator)])

@@ -51,7 +51,8 @@ def _reset(model):
         if not isinstance(m, linear_class(model.cfg)) or m is model.head: continue
         branches = 2*model.cfg.n_layers if name.endswith(WRITES_TO_RESIDUAL) else 1
         m.weight.normal_(0, (m.weight.shape[1]*branches)**-.5)
-    for w in (model.embedding.weight, model.head.weight): w.normal_(0, .02)
+    model.embedding.weight.normal_(0, .02)
+    model.head.weight.normal_(0, (.1/model.cfg.d_model)**.5)              # a tied embedding takes this one
 
 # %% ../nbs/50_model.ipynb #1ae934ba
 class Elleci(nn.Module):
@@ -65,9 +66,11 @@ class Elleci(nn.Module):
         self.head = nn.Linear(cfg.d_model, cfg.vocab_size, bias=False)     # full precision, ternary or not
         self.reset_parameters()
 
-    def reset_parameters(self):
-        if self.cfg.tie_embeddings: self.head.weight = self.embedding.weight      # here, since `to_empty` unties
-        _reset(self)
+    def _tie(self):
+        if self.cfg.tie_embeddings: self.head.weight = self.embedding.weight
+        return self
+    def _apply(self, fn, recurse=True): return super()._apply(fn, recurse)._tie()      # `to_empty` would untie them
+    def reset_parameters(self): self._tie(); _reset(self)
 
     def forward(self,
         tokens:Tensor, # (B, T) int64 in [0, V)

@@ -152,7 +152,7 @@ class Packed:
         seed:int=0,
         readings=None,   # how often each document is read in an epoch; None: once
     ):
-        if not docs: raise UserError('There is no document to pack: give at least one.')
+        if not sum(map(len, docs)): raise UserError('There is no token to pack: give at least one document that is not empty.')
         readings = [1]*len(docs) if readings is None else readings
         self.docs, self.T, self.seed = [d for d, n in zip(docs, readings) for _ in range(n)], T, seed
         self.tokens = sum(map(len, self.docs))
@@ -160,7 +160,10 @@ class Packed:
         self._at, self._epoch = None, None
 
     @property
-    def fingerprint(self): return f'{zlib.crc32(np.concatenate(self.docs).tobytes()):08x}'
+    def fingerprint(self):
+        "Changes with the documents, their ends and order, the row length and the seed"
+        what = [*self.docs, [len(d) for d in self.docs], [self.T, self.seed]]
+        return f'{zlib.crc32(np.concatenate(what).astype(np.int64).tobytes()):08x}'
 
     def epoch(self, e):
         "Tokens, labels, seq_idx (rows, T) of epoch `e`; the last one asked for is kept"

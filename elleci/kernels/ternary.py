@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 from ..core import compute_dtype, full_precision
 
 # %% ../../nbs/40_bitnet.ipynb #e086ed70
+_TIE = {torch.float32: 1 + 2**-20, torch.float64: 1 + 2**-40} # a tie is rounded towards zero, whatever the last bits say
 _FLOOR = 1e-30 # the least scale of a weight matrix, the least magnitude of a token: far below any value that trains
 
 # %% ../../nbs/40_bitnet.ipynb #60712854
@@ -40,7 +41,7 @@ def quantize_activations(
     "Round each token to 8-bit integers in units of its largest magnitude / 127 (BitNet b1.58, §2)"
     wide = x.to(compute_dtype(x))
     scale = wide.abs().amax(-1, keepdim=True).clamp_min(_FLOOR)/127
-    return (wide/scale).round_().clamp_(-127, 127).to(x.dtype), scale
+    return (wide/(scale*_TIE[wide.dtype])).round_().clamp_(-127, 127).to(x.dtype), scale
 
 # %% ../../nbs/40_bitnet.ipynb #9acaa43c
 def _straight_through(q, t):

@@ -52,15 +52,16 @@ def _window(cache, xBC, seq_idx):
     if cache is None: return None
     if seq_idx is not None: raise UserError('A cache holds one document per row: give either seq_idx or a cache, not both.')
     window = cache['conv'].to(xBC.dtype)
-    cache['conv'] = torch.cat([window, xBC], 1)[:, xBC.shape[1]:].to(cache['conv'].dtype)
+    cache['conv'] = torch.cat([window, xBC], 1)[:, xBC.shape[1]:].detach().to(cache['conv'].dtype)
     return window
 
 # %% ../../nbs/22_mamba2.ipynb #0edaa0e2
 def _scan(cache, x, dt, A, B, C, D, chunk_size, seq_idx):
     "SSD over x (B, T, H, P); with a cache, from its state to its state"
     if cache is None: return ssd_chunked(x, dt, A, B, C, chunk_size, D, seq_idx=seq_idx)
-    if x.shape[1] == 1: return ssd_step(cache['ssm'], x[:, 0], dt[:, 0], A, B[:, 0], C[:, 0], D)[:, None]
-    y, cache['ssm'] = ssd_chunked(x, dt, A, B, C, chunk_size, D, cache['ssm'], return_final_state=True)
+    if x.shape[1] == 1: y, h = ssd_step(cache['ssm'], x[:, 0], dt[:, 0], A, B[:, 0], C[:, 0], D)[:, None], cache['ssm']
+    else: y, h = ssd_chunked(x, dt, A, B, C, chunk_size, D, cache['ssm'], return_final_state=True)
+    cache['ssm'] = h.detach()
     return y
 
 # %% ../../nbs/22_mamba2.ipynb #215e3585
@@ -74,10 +75,9 @@ class Mamba2(KeepsFp32):
         self.cfg, H = cfg, cfg.n_ssm_heads
         self.in_proj = linear(cfg.d_model, cfg.d_inner + cfg.conv_dim + H, bias=False)
         self.out_proj = linear(cfg.d_inner, cfg.d_model, bias=False)
-        self.norm = GatedRMSNorm(cfg.d_inner)
+        self.norm = GatedRMSNorm(cfg.d_inner, cfg.ngroups)
         own = dict(conv_weight=(cfg.conv_dim, cfg.d_conv), conv_bias=(cfg.conv_dim,), A_log=(H,), dt_bias=(H,), D=(H,))
-        at_least_fp32 = torch.promote_types(torch.get_default_dtype(), torch.float32)
-        for name, shape in own.items(): setattr(self, name, nn.Parameter(torch.empty(shape, dtype=at_least_fp32)))
+        for name, shape in own.items(): setattr(self, name, self.kept(*shape))
         self.reset_parameters()
 
     @torch.no_grad()

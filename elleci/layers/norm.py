@@ -31,6 +31,8 @@ class KeepsFp32(nn.Module):
         for child in self.children() if recurse else (): child._apply(fn)
         return super()._apply(kept, recurse=False)
 
+    def kept(self, *shape): return nn.Parameter(torch.empty(shape, dtype=torch.promote_types(torch.get_default_dtype(), torch.float32)))
+
 # %% ../../nbs/15_norm.ipynb #24f23e83
 class RMSNorm(KeepsFp32):
     "RMSNorm with a learned weight, kept in fp32"
@@ -38,7 +40,7 @@ class RMSNorm(KeepsFp32):
         dim:int, # D
     ):
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(dim))
+        self.weight = self.kept(dim)
         self.reset_parameters()
 
     def reset_parameters(self): nn.init.ones_(self.weight)
@@ -47,10 +49,16 @@ class RMSNorm(KeepsFp32):
 
 # %% ../../nbs/15_norm.ipynb #026361d2
 class GatedRMSNorm(RMSNorm):
-    "RMSNorm of `y · silu(z)`, the output norm of Mamba-2 (Dao and Gu 2024, §7)"
+    "RMSNorm of `y · silu(z)` within each group, the output norm of Mamba-2 (Dao and Gu 2024, §7)"
+    def __init__(self,
+        dim:int,      # D
+        groups:int=1, # G, a divisor of D
+    ): super().__init__(dim); self.groups = groups
+
     def forward(self,
         y:Tensor, # (..., D) any float dtype
         z:Tensor, # (..., D) the gate, same dtype
     )->Tensor: # (..., D) in y's dtype
         dt = compute_dtype(y)
-        return rms_norm(y.to(dt)*F.silu(z.to(dt)), self.weight).to(y.dtype)
+        split = lambda t: t.unflatten(-1, (self.groups, -1))
+        return rms_norm(split(y.to(dt)*F.silu(z.to(dt))), split(self.weight)).flatten(-2).to(y.dtype)
