@@ -80,7 +80,8 @@ def saved_step(
     "How far a run has got; finishes a save that was cut between its two renames"
     run = Path(run)
     done, state = (checkpoint_text(run/name).get('step') for name in (MODEL, STATE))
-    if done is None: return 0
+    if done is None and state is None: return 0
+    if done is None: raise UserError(f'{run} has the optimizer state of step {state} but no {MODEL}: restore it, or start a new run in another folder.')
     if done != state:
         new = run/(STATE + '.new')
         if checkpoint_text(new).get('step') != done:

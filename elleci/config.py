@@ -53,8 +53,17 @@ class ModelConfig:
     def mixers(self): return [self.pattern[i % len(self.pattern)] for i in range(self.n_layers)]
 
 # %% ../nbs/01_config.ipynb #06f5ccbb
+def _check_types(c):
+    "Refuse values of another type than the field's; whole numbers will do for floats"
+    for f in dataclasses.fields(c):
+        value = getattr(c, f.name)
+        ok = isinstance(value, (int, float) if f.type is float else f.type) and (f.type is bool or not isinstance(value, bool))
+        _check(ok, f"{f.name} is {value!r}: give {getattr(f.type, '__name__', f.type)}.")
+
+# %% ../nbs/01_config.ipynb #258b1ba1
 def _check_model(c):
     "Refuse widths that no layer could be built with; called when a `ModelConfig` is made"
+    _check_types(c)
     for name, value in dataclasses.asdict(c).items():
         if type(value) is int: _check(value > 0, f'{name} is {value}: give a positive whole number.')
     _check(c.vocab_size % 128 == 0, f'vocab_size is {c.vocab_size}: round it up to {-(-c.vocab_size//128)*128}, a multiple of 128.')
@@ -92,6 +101,8 @@ class TrainConfig:
 # %% ../nbs/01_config.ipynb #abb587f1
 def _check_train(t):
     "Refuse settings that no run could use; called when a `TrainConfig` is made"
+    _check_types(t)
+    _check(0 <= t.seed < 2**63, f'seed is {t.seed}: give a whole number of 0 or more, below 2⁶³.')
     for name in ('steps', 'seq_len', 'batch_size', 'accumulate', 'val_every', 'val_rows', 'save_every', 'lr', 'clip'):
         _check(getattr(t, name) > 0, f'{name} is {getattr(t, name)}: give a positive number.')
     _check(t.optimizer in ('lion', 'adamw'), f"optimizer is {t.optimizer!r}: use 'lion' or 'adamw'.")
@@ -129,6 +140,7 @@ def config_from_json(
     "Read a configuration; raises `UserError` for text that is not one"
     try: d = json.loads(text); parts = d['preset'], d['model'], d['train']
     except (json.JSONDecodeError, KeyError, TypeError): raise UserError('config.json is damaged or not from elleci: start a new run in another folder.') from None
+    _check(all(isinstance(p, dict) for p in parts[1:]), 'config.json is damaged or not from elleci: start a new run in another folder.')
     return Config(parts[0], _read(ModelConfig, parts[1]), _read(TrainConfig, parts[2]))
 
 # %% ../nbs/01_config.ipynb #b8bbfc1f
@@ -148,5 +160,7 @@ def preset(
 )->Config:
     "A named configuration; raises `UserError` for an unknown name"
     _check(name in PRESETS, f"There is no preset {name!r}: choose one of {', '.join(PRESETS)}.")
+    unknown = sorted(set(train) - {f.name for f in dataclasses.fields(TrainConfig)})
+    _check(not unknown, f"There is no training setting {', '.join(unknown)}: see TrainConfig for those there are.")
     model, training = PRESETS[name]()
     return Config(name, model, dataclasses.replace(training, **train))

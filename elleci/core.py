@@ -185,8 +185,8 @@ def _option(
 def run_command(
     f,         # function with annotated parameters (str, int, float, bool, or `T|None`)
     argv=None, # list of arguments; None takes the shell's
-)->int: # exit code: 0, 2 for a `UserError`, 130 for Ctrl-C
-    "Call `f` from a command line; a `UserError` becomes one sentence on stderr"
+)->int: # exit code: 0, 2 for a `UserError` or what the system refuses, 130 for Ctrl-C
+    "Call `f` from a command line; a `UserError`, or a disk that is full, becomes one sentence on stderr"
     import argparse
     help = dict(re.findall(r'^\s+(\w+):.*?# (.*)$', inspect.getsource(f), re.M))
     parser = argparse.ArgumentParser(prog=f.__name__, description=f.__doc__)
@@ -194,6 +194,7 @@ def run_command(
     args = vars(parser.parse_args(argv))
     try: f(**args)
     except UserError as e: print(f'{f.__name__}: {e}', file=sys.stderr); return 2
+    except OSError as e: print(f'{f.__name__}: {e}: check the path, its permissions and the room on the disk.', file=sys.stderr); return 2
     except KeyboardInterrupt as e: print(f"{f.__name__}: {e or 'interrupted'}", file=sys.stderr); return 130
     return 0
 

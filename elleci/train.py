@@ -7,11 +7,11 @@ __all__ = ['PROMPTS', 'read_metrics', 'forget_after', 'validate', 'stop_on_signa
            'elleci_train', 'train_command']
 
 # %% ../nbs/76_train.ipynb #8b4253fe
-import contextlib, dataclasses, json, signal, threading, time
+import contextlib, dataclasses, json, os, signal, threading, time
 from pathlib import Path
 import torch
 from torch import nn
-from .core import (UserError, atomic_write, fmt_bytes, fmt_count, memory_free, memory_in_use, pick_device, require,
+from .core import (UserError, atomic_write, fmt_bytes, fmt_count, memory_free, memory_in_use, optional, pick_device, require,
                          run_command, seed_everything)
 from .config import Config, config_from_json, config_to_json, preset as preset_config
 from .model import IGNORE, Elleci, parameter_table, token_loss
@@ -29,9 +29,9 @@ def read_metrics(
 )->list[dict]: # one flat dict per event; a torn last line is left out
     "What a run has written down so far"
     path, rows = Path(run)/'metrics.jsonl', []
-    for line in path.read_text(encoding='utf-8').splitlines() if path.exists() else ():
+    for line in path.read_text(encoding='utf-8', errors='replace').splitlines() if path.exists() else ():
         with contextlib.suppress(json.JSONDecodeError): rows.append(json.loads(line))
-    return rows
+    return [r for r in rows if isinstance(r, dict) and isinstance(r.get('step'), int)]
 
 # %% ../nbs/76_train.ipynb #67fe0fe5
 def forget_after(
@@ -143,6 +143,22 @@ def _begin(run, preset, changes, resume):
         if given not in (None, own): raise UserError(f'{run} was begun with --{name} {own}, not {given}: leave it out, or give another --out.')
     return dataclasses.replace(config, train=dataclasses.replace(config.train, **changes))
 
+# %% ../nbs/76_train.ipynb #b8d27fd0
+@contextlib.contextmanager
+def _claim(run):
+    "Make the folder and keep other runs out of it; `UserError` if it cannot be had"
+    try: run.mkdir(parents=True, exist_ok=True)
+    except OSError as e: raise UserError(f'{run} cannot be a run folder ({e.strerror}): give another --out.') from None
+    fcntl = optional('fcntl')                                           # not on Windows
+    lock = os.open(run, os.O_RDONLY) if fcntl else None
+    try:
+        if fcntl: fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError: raise UserError(f'Another process is training in {run}: wait for it, or give another --out.') from None
+    finally:
+        if fcntl: os.close(lock)
+        with contextlib.suppress(OSError): run.rmdir()                  # if nothing came of it
+
 # %% ../nbs/76_train.ipynb #83003f39
 def _data(run, config, done):
     "Tokenizer, training rows, validation rows per source; the tokenizer is the run's own once it has one"
@@ -172,6 +188,23 @@ def _reporter(run, steps, done):
         finally: bar.close()
     return log, progress
 
+# %% ../nbs/76_train.ipynb #6d924a4d
+def _train(run, config, device, done):
+    "Everything between a configuration and a trained model in `run`, from step `done` on"
+    t = config.train
+    if not done: (run/'tokenizer.json').unlink(missing_ok=True)
+    tok, rows, val = _data(run, config, done)
+    seed_everything(t.seed)
+    model = Elleci(config.model).to(device); optimizer = make_optimizer(model, t)
+    if done: load_checkpoint(run, model, optimizer)
+    atomic_write(run/'config.json', config_to_json(config)); forget_after(run, done)
+    save = lambda i: save_checkpoint(run, model, optimizer, i, data=rows.fingerprint)
+    log, progress = _reporter(run, t.steps, done)
+    with stop_on_signal() as stopped:
+        try: last = fit(model, optimizer, rows, val, t, log, save, done, stopped, progress)
+        except FloatingPointError as e: raise UserError(str(e)) from None
+    if last < t.steps: raise KeyboardInterrupt(f'stopped after step {last} and saved; go on with `elleci_train --out {run} --resume`.')
+
 # %% ../nbs/76_train.ipynb #a2cfa0c4
 PROMPTS = ('The function', 'La memoria è')   # continued at the end of a run on the embedded corpus
 
@@ -181,7 +214,6 @@ def _sample(run, config, device):
     _, tok, model = load_run(run, str(device))
     for prompt in PROMPTS if config.train.data is None else ('',):
         print('—', generate(model, tok, prompt, 60, seed=config.train.seed).strip())
-    return run
 
 # %% ../nbs/76_train.ipynb #13ddbe85
 def elleci_train(
@@ -197,23 +229,13 @@ def elleci_train(
     run = Path(out or f"runs/{preset or 'elleci-tiny'}")
     given = {k: v for k, v in dict(steps=steps, seed=seed, data=data, save_every=save_every).items() if v is not None}
     config, device = _begin(run, preset, given, resume), pick_device()
-    done, t = saved_step(run), config.train
-    if done >= t.steps > 0: print(f'{run} is complete: {done} steps.'); return _sample(run, config, device)
-    announce(config, device, memory_free(device))
-    run.mkdir(parents=True, exist_ok=True)
-    if not done: (run/'tokenizer.json').unlink(missing_ok=True)
-    tok, rows, val = _data(run, config, done)
-    seed_everything(t.seed)
-    model = Elleci(config.model).to(device); optimizer = make_optimizer(model, t)
-    if done: load_checkpoint(run, model, optimizer)
-    atomic_write(run/'config.json', config_to_json(config)); forget_after(run, done)
-    save = lambda i: save_checkpoint(run, model, optimizer, i, data=rows.fingerprint)
-    log, progress = _reporter(run, t.steps, done)
-    with stop_on_signal() as stopped:
-        try: last = fit(model, optimizer, rows, val, t, log, save, done, stopped, progress)
-        except FloatingPointError as e: raise UserError(str(e)) from None
-    if last < t.steps: raise KeyboardInterrupt(f'stopped after step {last} and saved; go on with `elleci_train --out {run} --resume`.')
-    return _sample(run, config, device)
+    done = saved_step(run)
+    if done >= config.train.steps: print(f'{run} is complete: {done} steps.')
+    else:
+        announce(config, device, memory_free(device))
+        with _claim(run): _train(run, config, device, done)
+    _sample(run, config, device)
+    return run
 
 # %% ../nbs/76_train.ipynb #be788e70
 def train_command():

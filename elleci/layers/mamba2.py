@@ -52,6 +52,7 @@ def _window(cache, xBC, seq_idx):
     if cache is None: return None
     if seq_idx is not None: raise UserError('A cache holds one document per row: give either seq_idx or a cache, not both.')
     window = cache['conv'].to(xBC.dtype)
+    if len(window) != len(xBC): raise UserError(f'The cache was made for {len(window)} rows and {len(xBC)} were given: make one with batch={len(xBC)}.')
     cache['conv'] = torch.cat([window, xBC], 1)[:, xBC.shape[1]:].detach().to(cache['conv'].dtype)
     return window
 
