@@ -50,9 +50,11 @@ def generate(
     "Continue a text, one token at a time through the caches"
     if max_tokens < 1: raise UserError(f'max_tokens is {max_tokens}: give 1 or more.')
     if temperature < 0 or top_k < 1: raise UserError(f'temperature is {temperature}, top_k is {top_k}: give 0 or more, and 1 or more.')
+    if not 0 <= seed < 2**63: raise UserError(f'seed is {seed}: give a whole number of 0 or more, below 2⁶³.')
     ids = [BOS] + encode_text(tok, prompt)
     device, generator, never = model.embedding.weight.device, torch.Generator().manual_seed(seed), unspeakable(tok)
-    cache, fresh = model.new_cache(1, len(ids) + max_tokens), ids
+    try: cache, fresh = model.new_cache(1, len(ids) + max_tokens), ids
+    except (RuntimeError, OverflowError): raise UserError(f'A cache for {len(ids) + max_tokens} tokens does not fit into memory: give fewer max_tokens.') from None
     for _ in range(max_tokens):
         token = choose(model(torch.tensor([fresh], device=device), cache=cache)[0, -1], temperature, top_k, generator, never)
         if token == EOT: break
