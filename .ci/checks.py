@@ -1,5 +1,5 @@
 "Every check of this repository, on the working tree as it is. The last line says `N passed, N failed`, and the exit code agrees."
-import ast, json, os, re, shutil, subprocess, sys, tempfile, time
+import ast, json, os, re, shutil, signal, subprocess, sys, tempfile, time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,10 +11,13 @@ WORKERS = max(1, min(2, os.cpu_count() or 1))          # each with one thread: t
 def run(*cmd, cwd=ROOT, timeout=300, env=None):
     "Output of a command; raises with its last lines if it fails"
     full = {**os.environ, 'PATH': f"{BIN}{os.pathsep}{os.environ['PATH']}", 'PYTHONDONTWRITEBYTECODE': '1', **(env or {})}
-    try: r = subprocess.run([str(c) for c in cmd], cwd=cwd, timeout=timeout, env=full, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    p = subprocess.Popen([str(c) for c in cmd], cwd=cwd, env=full, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+    try: out, _ = p.communicate(timeout=timeout)
     except subprocess.TimeoutExpired: raise AssertionError(f'no end after {timeout} s')
-    assert r.returncode == 0, '\n'.join(r.stdout.splitlines()[-40:])
-    return r.stdout
+    finally:
+        if p.poll() is None: os.killpg(p.pid, signal.SIGKILL)      # with all that it has started
+    assert p.returncode == 0, '\n'.join(out.splitlines()[-40:])
+    return out
 
 def notebooks(): return sorted(p for p in (ROOT/'nbs').rglob('*.ipynb') if '.ipynb_checkpoints' not in p.parts)
 def cells(path): return [(c['cell_type'], ''.join(c['source']), c.get('outputs', [])) for c in json.loads(path.read_text(encoding='utf-8'))['cells']]
