@@ -43,7 +43,7 @@ def generate(
     tok,            # tokenizers.Tokenizer, the model's
     prompt:str='',  # plain text to continue; '' begins a document
     max_tokens:int=100, # stop after this many, or at the end of the text
-    temperature:float=.5, # 0 is greedy
+    temperature:float=.4, # 0 is greedy
     top_k:int=50,   # candidates
     seed:int=0,     # the same seed, the same text
 )->str: # the prompt and its continuation
