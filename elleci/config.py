@@ -147,8 +147,8 @@ def config_from_json(
 def _tiny():
     model = ModelConfig(vocab_size=2048, d_model=256, n_layers=4, headdim=64, d_state=16, n_attn_heads=4, qk_nope_head_dim=32,
                         qk_rope_head_dim=32, v_head_dim=64, kv_lora_rank=64, d_ff=704, tie_embeddings=True)
-    return model, TrainConfig(steps=400, seq_len=256, batch_size=4, accumulate=1, lr=1e-3, warmup=.05, decay=.3, precision='fp32',
-                              mix=(('english', 1), ('italian', 5), ('instructions', 5)), val_every=100, val_rows=16, save_every=100)
+    return model, TrainConfig(steps=320, seq_len=256, batch_size=4, accumulate=1, lr=1e-3, warmup=.05, decay=.3, precision='fp32',
+                              mix=(('english', 1), ('italian', 5), ('instructions', 5)), val_every=80, val_rows=16, save_every=80)
 
 # %% ../nbs/01_config.ipynb #821dc7c7
 PRESETS = {'elleci-1b5': lambda: (ModelConfig(), TrainConfig()), 'elleci-tiny': _tiny}
