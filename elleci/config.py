@@ -87,6 +87,7 @@ class TrainConfig:
     warmup:float = 0.02           # fraction of `steps`
     decay:float = 0.1             # fraction of `steps`
     precision:str = 'bf16'        # 'bf16' (autocast, weights stay fp32) or 'fp32'
+    checkpointing:str = 'none'    # 'none', or 'block': keep each block's input, compute the rest again in the backward pass
     mix:tuple = (('english', 1), ('italian', 1), ('instructions', 1)) # readings per epoch
     seed:int = 0                  # of the weights, the order of the data, the samples
     data:str|None = None          # a folder of text; None is the embedded corpus
@@ -107,6 +108,7 @@ def _check_train(t):
         _check(getattr(t, name) > 0, f'{name} is {getattr(t, name)}: give a positive number.')
     _check(t.optimizer in ('lion', 'adamw'), f"optimizer is {t.optimizer!r}: use 'lion' or 'adamw'.")
     _check(t.precision in ('fp32', 'bf16'), f"precision is {t.precision!r}: use 'fp32' or 'bf16'.")
+    _check(t.checkpointing in ('none', 'block'), f"checkpointing is {t.checkpointing!r}: use 'none' or 'block'.")
     _check(t.warmup >= 0 and t.decay >= 0 and t.warmup + t.decay <= 1, f'warmup {t.warmup} and decay {t.decay} are fractions of the run: their sum is at most 1.')
     _check(t.weight_decay >= 0, f'weight_decay is {t.weight_decay}: give 0 or more.')
 

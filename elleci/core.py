@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['KiB', 'MiB', 'GiB', 'fmt_bytes', 'fmt_count', 'UserError', 'optional', 'require', 'pick_device', 'compute_dtype',
-           'full_precision', 'seed_everything', 'assert_close', 'document_runs', 'memory_in_use', 'memory_free',
-           'replace_file', 'atomic_write', 'run_command', 'figure']
+           'autocast_device', 'full_precision', 'seed_everything', 'assert_close', 'document_runs', 'memory_in_use',
+           'memory_free', 'replace_file', 'atomic_write', 'run_command', 'figure']
 
 # %% ../nbs/00_core.ipynb #0b6d038c
 import contextlib, importlib, inspect, os, random, re, sys, typing
@@ -76,12 +76,18 @@ def compute_dtype(
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 # %% ../nbs/00_core.ipynb #46ae9459
+def autocast_device(
+    device:torch.device,
+)->str: # a device type that `torch.autocast` knows
+    "Whose autocast switch rules on `device`: its own, or the CPU's for meta tensors, which have none"
+    return 'cpu' if device.type == 'meta' else device.type
+
+# %% ../nbs/00_core.ipynb #1bdae6f7
 def full_precision(
     x:Tensor, # any tensor on the device in question
 ): # a context manager
     "Switch autocast off for the computation inside"
-    known = torch.amp.is_autocast_available(x.device.type)
-    return torch.autocast(x.device.type, enabled=False) if known else contextlib.nullcontext()
+    return torch.autocast(autocast_device(x.device), enabled=False)
 
 # %% ../nbs/00_core.ipynb #64dc2f55
 def seed_everything(

@@ -9,7 +9,7 @@ __all__ = ['clip_gradients', 'autocast', 'step']
 import contextlib
 import torch
 from torch import nn
-from .core import UserError
+from .core import UserError, autocast_device
 from .model import IGNORE, token_loss
 
 # %% ../nbs/61_layer_major.ipynb #afa44d01
@@ -32,7 +32,7 @@ def autocast(
     precision:str, # 'bf16' or 'fp32'
 ): # a context manager
     "Matmuls in bf16 where asked for; weights stay as they are"
-    return torch.autocast(device.type, torch.bfloat16) if precision == 'bf16' else contextlib.nullcontext()
+    return torch.autocast(autocast_device(device), torch.bfloat16) if precision == 'bf16' else contextlib.nullcontext()
 
 # %% ../nbs/61_layer_major.ipynb #20a15ecb
 def step(
@@ -44,7 +44,7 @@ def step(
 )->dict: # loss (nats per counted token), tokens (counted), grad_norm (before clipping)
     "One optimizer step over all micro-batches, each token weighing the same; raises before changing anything if it cannot"
     counted = sum((labels != IGNORE).sum() for _, labels, _ in micro_batches)
-    if counted == 0: raise UserError('Not one token of this step is counted in the loss: check the labels.')
+    if int(counted) == 0: raise UserError('Not one token of this step is counted in the loss: check the labels.')
     optimizer.zero_grad(set_to_none=True)
     loss = 0.
     for tokens, labels, seq_idx in micro_batches:

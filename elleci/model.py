@@ -9,6 +9,7 @@ __all__ = ['MIXERS', 'IGNORE', 'Block', 'Elleci', 'parameter_table', 'next_token
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from .config import ModelConfig
 from .layers.norm import RMSNorm
 from .layers.mamba2 import Mamba2
@@ -55,11 +56,23 @@ def _reset(model):
     model.head.weight.normal_(0, (.1/model.cfg.d_model)**.5)              # a tied embedding takes this one
 
 # %% ../nbs/50_model.ipynb #1ae934ba
+def _twice(
+    block:nn.Module, # a `Block`
+    x:Tensor,        # (B, T, D)
+    seq_idx:Tensor|None, # (B, T)
+)->Tensor: # (B, T, D)
+    "`block(x, seq_idx)`, of which autograd keeps `x` alone"
+    return checkpoint(block, x, seq_idx, use_reentrant=False, preserve_rng_state=False)
+
+# %% ../nbs/50_model.ipynb #8ea7e958
 class Elleci(nn.Module):
     "The hybrid language model: tokens (B, T) to logits (B, T, V)"
-    def __init__(self, cfg:ModelConfig):
+    def __init__(self,
+        cfg:ModelConfig,
+        checkpointing:str='none', # 'block': keep each block's input, compute the rest again in the backward pass
+    ):
         super().__init__()
-        self.cfg = cfg
+        self.cfg, self.checkpointing = cfg, checkpointing
         self.embedding = nn.Embedding(cfg.vocab_size, cfg.d_model)
         self.blocks = nn.ModuleList(Block(cfg, mixer) for mixer in cfg.mixers)
         self.norm = RMSNorm(cfg.d_model)
@@ -77,8 +90,10 @@ class Elleci(nn.Module):
         seq_idx:Tensor|None=None, # (B, T) integers; a new document starts where they change
         cache:list|None=None, # from `new_cache`, updated in place
     )->Tensor: # (B, T, V) logits
+        twice = self.checkpointing == 'block' and cache is None and torch.is_grad_enabled()
         x = self.embedding(tokens)
-        for i, block in enumerate(self.blocks): x = block(x, seq_idx, None if cache is None else cache[i])
+        for i, block in enumerate(self.blocks):
+            x = _twice(block, x, seq_idx) if twice else block(x, seq_idx, None if cache is None else cache[i])
         return self.head(self.norm(x))
 
     def new_cache(self, batch, max_len):

@@ -195,7 +195,7 @@ def _train(run, config, device, done):
     if not done: (run/'tokenizer.json').unlink(missing_ok=True)
     tok, rows, val = _data(run, config, done)
     seed_everything(t.seed)
-    model = Elleci(config.model).to(device); optimizer = make_optimizer(model, t)
+    model = Elleci(config.model, t.checkpointing).to(device); optimizer = make_optimizer(model, t)
     if done: load_checkpoint(run, model, optimizer)
     atomic_write(run/'config.json', config_to_json(config)); forget_after(run, done)
     save = lambda i: save_checkpoint(run, model, optimizer, i, data=rows.fingerprint)

@@ -9,7 +9,7 @@ __all__ = ['ternarize', 'ternary_shares', 'quantize_activations', 'ternary_opera
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from ..core import compute_dtype, full_precision
+from ..core import autocast_device, compute_dtype, full_precision
 
 # %% ../../nbs/40_bitnet.ipynb #e086ed70
 _TIE = {torch.float32: 1 + 2**-20, torch.float64: 1 + 2**-40} # a tie is rounded towards zero, whatever the last bits say
@@ -93,6 +93,6 @@ def ternary_linear(
     w:Tensor, # (d_out, d_in) latent full-precision weights
 )->Tensor: # (…, d_out), the dtype that `F.linear` would give (autocast included)
     "x̂ @ Ŵ.T with int8 activations and ternary weights: an exact integer product, straight-through gradients"
-    kind = x.device.type
-    cast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind) and x.dtype != torch.float64
+    kind = autocast_device(x.device)
+    cast = torch.is_autocast_enabled(kind) and x.dtype != torch.float64
     return _TernaryLinear.apply(x, w, torch.get_autocast_dtype(kind) if cast else x.dtype)
