@@ -148,11 +148,14 @@ def _measure_cpu(
         m.peak_allocated = int(live.max(initial=0))
 
 # %% ../../nbs/13_measure.ipynb #bd9e0a4b
+_ASIDE = (os.path.dirname(torch.__file__) + os.sep, '<frozen', '<eval_with_key>')     # no lines of the user's
+
+# %% ../../nbs/13_measure.ipynb #328dfd3a
 def _user_line(
     frames, # of a snapshot's trace entry: dictionaries with filename, line, name; innermost first
 )->str:
     "'file:line' of the innermost frame that is not torch's"
-    own = [f for f in frames if f['filename'].endswith('.py') and not f['filename'].startswith(_TORCH)]
+    own = [f for f in frames if not f['filename'].startswith(_ASIDE)]
     return f"{own[0]['filename']}:{own[0]['line']}" if own else 'unknown'
 
 # %% ../../nbs/13_measure.ipynb #b3ae153e
@@ -175,10 +178,7 @@ def snapshot_events(
         elif entry['action'] == 'free_completed' and entry['addr'] in alive: events.append(('f', alive.pop(entry['addr'])))
     return events, ops
 
-# %% ../../nbs/13_measure.ipynb #b992605b
-_TORCH = os.path.dirname(torch.__file__) + os.sep
-
-# %% ../../nbs/13_measure.ipynb #9c030514
+# %% ../../nbs/13_measure.ipynb #1402fe1d
 @contextlib.contextmanager
 def _measure_cuda(
     m:Measurement,
@@ -193,7 +193,8 @@ def _measure_cuda(
     try: yield
     finally:
         cuda.synchronize(index)
-        m.end, m.peak_allocated, m.peak_reserved = cuda.memory_allocated(index), cuda.max_memory_allocated(index), cuda.max_memory_reserved(index)
+        m.end, m.peak_allocated = cuda.memory_allocated(index), cuda.max_memory_allocated(index)
+        m.peak_reserved = cuda.max_memory_reserved(index)
         m.events, m.ops = snapshot_events(before, cuda.memory._snapshot(), index)
         if mine: cuda.memory._record_memory_history(None)
 
@@ -264,7 +265,8 @@ class Reconciliation(dict):
         for r in self.values():
             off = self['total'].difference if r.category == 'total' else r.measured if r.category == 'unexplained' else r.difference
             sign = '+' if off and off > 0 else ''
-            lines.append((r.category, say(r.predicted), say(r.measured), *(('-', '-') if off is None else (sign + say(off), f'{off/total:+.1%}'))))
+            shown = ('-', '-') if off is None else (sign + say(off), f'{off/total:+.1%}')
+            lines.append((r.category, say(r.predicted), say(r.measured), *shown))
         w = [max(len(line[i]) for line in lines) for i in range(5)]
         return '\n'.join(f'{a:<{w[0]}}  ' + '  '.join(f'{c:>{n}}' for c, n in zip(rest, w[1:])) for a, *rest in lines)
 
@@ -332,7 +334,7 @@ class Site(NamedTuple):
     line:int
 
     def __str__(self):
-        where = 'a notebook cell' if 'ipykernel_' in self.file else self.file
+        where = 'a notebook cell' if re.search('ipykernel_|<ipython-input', self.file) else self.file
         code = linecache.getline(self.file, self.line).strip()
         return f'{where}:{self.line}' + (f'  `{code}`' if code else '')
 
@@ -344,7 +346,7 @@ def _site(
     "The innermost line that is not torch's"
     for f in (frame, sys._current_frames().get(thread)):
         while f is not None:
-            if not f.f_code.co_filename.startswith((_TORCH, '<')): return Site(f.f_code.co_filename, f.f_lineno)
+            if not f.f_code.co_filename.startswith(_ASIDE): return Site(f.f_code.co_filename, f.f_lineno)
             f = f.f_back
     return Site('unknown', 0)
 
@@ -430,7 +432,8 @@ def spill_signs(
 )->list: # of sentences; empty where there is no sign
     "What suggests that memory has spilled into the computer's RAM (Windows and WSL2 do this silently)"
     reserved, seconds, signs = np.atleast_1d(np.asarray(reserved, float)), np.asarray(seconds, float), []
-    if len(seconds) not in (0, len(reserved)): raise UserError(f'{len(seconds)} step times for {len(reserved)} readings: give one for each.')
+    if len(seconds) not in (0, len(reserved)):
+        raise UserError(f'{len(seconds)} step times for {len(reserved)} readings: give one for each.')
     if reserved[-1] > total:
         signs.append(f'{fmt_bytes(reserved[-1])} are reserved on a card of {fmt_bytes(total)}: {fmt_bytes(reserved[-1] - total)} '
                      'or more lie in the RAM of the computer.')
@@ -441,7 +444,8 @@ def spill_signs(
     return signs
 
 # %% ../../nbs/13_measure.ipynb #bacb97a7
-_SAID = {'asked': (r'[Tt]ried to allocate ([\d.,]+) (\w+)', r'([\d.,]+) (\w+) wanted'), 'total': (r'total capacity of ([\d.,]+) (\w+)', r'limit ([\d.,]+) (\w+)'),
+_SAID = {'asked': (r'[Tt]ried to allocate ([\d.,]+) (\w+)', r'([\d.,]+) (\w+) wanted'),
+         'total': (r'total capacity of ([\d.,]+) (\w+)', r'limit ([\d.,]+) (\w+)'),
          'free': (r'of which ([\d.,]+) (\w+) is free',), 'process': (r'this process has ([\d.,]+) (\w+) memory in use',),
          'tensors': (r'([\d.,]+) (\w+) is allocated by PyTorch', r'([\d.,]+) (\w+) of it allocated'),
          'cached': (r'([\d.,]+) (\w+) is reserved by PyTorch but unallocated',), 'reserved': (r', ([\d.,]+) (\w+) reserved,',)}
@@ -476,7 +480,7 @@ def _failed_at(
 ):
     "(operator, innermost frame that is not torch's, names of the calling functions): where it happened"
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not f.filename.startswith((_TORCH, '<'))]
+    own = [f for f in frames if not f.filename.startswith(_ASIDE)]
     if not frames or not own: return 'unknown', None, []
     inner = _expression(frames[-1])
     if 'run_backward' in inner: inner = 'the backward pass'
@@ -509,8 +513,8 @@ def _changes(
         change, peak = min(candidates, key=lambda c: c[1])
         return [f'Of {len(candidates)} changes tried none fits {fmt_bytes(limit)}. The nearest, still {fmt_bytes(peak - limit)} too large:',
                 f'   {change}: peak {fmt_bytes(peak)}']
-    count = {0: 'No change is known that would fit', 1: 'One change would fit', 2: 'Two changes would fit', 3: 'What would fit, least costly first,'}[len(fit)]
-    return [f'{count} in {fmt_bytes(limit)}:'] + [f'  {i}. {change}: peak {fmt_bytes(peak)}, {fmt_bytes(limit - peak)} to spare'
+    said = ('No change is known that would fit', 'One change would fit', 'Two changes would fit', 'What would fit, least costly first,')
+    return [f'{said[len(fit)]} in {fmt_bytes(limit)}:'] + [f'  {i}. {change}: peak {fmt_bytes(peak)}, {fmt_bytes(limit - peak)} to spare'
                                                 for i, (change, peak) in enumerate(fit, 1)]
 
 # %% ../../nbs/13_measure.ipynb #0f6d1f61
@@ -522,8 +526,10 @@ def _reading(
     missing = asked - f.get('free', 0)
     if asked > f.get('total', np.inf): said.append('This one tensor is larger than the card: no other saving will help.')
     elif asked and f.get('cached', 0) >= asked:
-        said.append(f"The allocator had {fmt_bytes(f['cached'])} in reserve, but in pieces: set PYTORCH_ALLOC_CONF=expandable_segments:True and try again.")
-    if 0 < missing <= f.get('others', 0): said.append(f"Other processes hold {fmt_bytes(f['others'])}: {fmt_bytes(missing)} of it would have been enough.")
+        said.append(f"The allocator had {fmt_bytes(f['cached'])} in reserve, but in pieces: "
+                    'set PYTORCH_ALLOC_CONF=expandable_segments:True and try again.')
+    if 0 < missing <= f.get('others', 0):
+        said.append(f"Other processes hold {fmt_bytes(f['others'])}: {fmt_bytes(missing)} of it would have been enough.")
     return said
 
 # %% ../../nbs/13_measure.ipynb #32be4408
@@ -546,6 +552,8 @@ def explain_oom(
 )->str: # one screen
     "What filled the memory, where it ended, how much was asked for, what would fit; releases what the traceback holds"
     f, (operator, frame, calls) = _read_error(str(error)), _failed_at(error)
+    if 'asked' not in f and not re.search('out of memory|ALLOC_FAILED', str(error)):
+        raise UserError(f'{type(error).__name__} is not about memory: raise it again.') from error
     of_cpu = 'DefaultCPUAllocator' in str(error) or not torch.cuda.is_initialized()
     device = torch.device('cpu' if of_cpu else 'cuda')
     before = memory_now(device)
