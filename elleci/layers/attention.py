@@ -19,23 +19,6 @@ def _widen(
     "`x` with zeros appended to its heads; `x` itself where nothing is missing"
     return x if x.shape[-1] == P else F.pad(x, (0, P - x.shape[-1]))
 
-# %% ../../nbs/30_attention.ipynb #24b390bf
-def _sdpa_meta(
-    q:Tensor,        # (B, H, Tq, P) on the meta device
-    k:Tensor,        # (B, H, T, P)
-    v:Tensor,        # (B, H, T, P)
-    attn_mask:Tensor|None, # broadcasts to (B, H, Tq, T), bool
-    is_causal:bool,  # only without a mask
-    scale:float,     # of the scores
-)->Tensor: # (B, H, Tq, P)
-    "SDPA for a dry run: the operator and the saved tensors of a GPU, where SDPA itself would keep T × T matrices"
-    ops, train = torch.ops.aten, torch.is_grad_enabled()
-    if attn_mask is None and q.dtype in (torch.float16, torch.bfloat16):
-        return ops._scaled_dot_product_flash_attention(q, k, v, 0., is_causal, False, scale=scale)[0]
-    if attn_mask is not None:
-        attn_mask = torch.where(attn_mask, q.new_zeros(()), q.new_full((), -torch.inf)).expand(*q.shape[:3], k.shape[2])
-    return ops._scaled_dot_product_efficient_attention(q, k, v, attn_mask, train, 0., is_causal, scale=scale)[0]
-
 # %% ../../nbs/30_attention.ipynb #c59b4d9e
 def document_positions(
     seq_idx:Tensor, # (B, T) integers, a new document starts wherever they change
@@ -78,8 +61,8 @@ def attention(
         raise UserError(f'seq_idx has shape {tuple(seq_idx.shape)}: give one document number per key, ({B}, {T}).')
     mask = _mask(seq_idx, Tq, T, q.device)
     q, k, v = (_widen(t, max(P, Pv)).transpose(1, 2) for t in (q, k, v))
-    run = _sdpa_meta if q.is_meta else F.scaled_dot_product_attention
-    out = run(q, k, v, attn_mask=mask, is_causal=mask is None and Tq == T, scale=P**-.5 if scale is None else scale)
+    scale = P**-.5 if scale is None else scale
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None and Tq == T, scale=scale)
     return out.transpose(1, 2)[..., :Pv]
 
 # %% ../../nbs/30_attention.ipynb #0b72bbb9

@@ -6,7 +6,7 @@
 __all__ = ['SCRATCH', 'emulate', 'scratch', 'Allocation', 'Trace', 'dry_run', 'compose']
 
 # %% ../../nbs/11_dryrun.ipynb #fdb2b1a6
-import bisect, contextlib, functools, re, sys, weakref
+import bisect, contextlib, functools, gc, re, sys, weakref
 from dataclasses import dataclass, field, replace
 from unittest import mock
 import numpy as np
@@ -411,6 +411,15 @@ def _watching(recorder):
         for h in hooks: h.remove()
 
 # %% ../../nbs/11_dryrun.ipynb #d7c65450
+@contextlib.contextmanager
+def _uncollected():
+    "Keep Python's cyclic garbage collector away"
+    was = gc.isenabled(); gc.disable()
+    try: yield
+    finally:
+        if was: gc.enable()
+
+# %% ../../nbs/11_dryrun.ipynb #7becdfb5
 def dry_run(
     step,            # makes one training step (forward, backward, optimizer) on `model`; called without arguments
     model:nn.Module, # on meta: its parameters and buffers are the weights
@@ -424,14 +433,16 @@ def dry_run(
     real = [n for n, t in [*model.named_parameters(), *model.named_buffers(), *((f'input {i}', t) for i, t in enumerate(inputs))] if not t.is_meta]
     if real: raise UserError(f"{real[0]} is not on meta: build the model and its inputs under `with torch.device('meta')`.")
     recorder = Recorder(target, model, inputs)
-    with _watching(recorder) as optimizers, emulate(target), recorder:
+    with _uncollected(), _watching(recorder) as optimizers, emulate(target), recorder:
         for recorder.step in range(steps): step()
     key = lambda t: t.untyped_storage()._cdata
     states = {recorder.live[key(t)][0] for o in optimizers for s in o.state.values() for t in s.values() if isinstance(t, Tensor) and key(t) in recorder.live}
+    recorder.live.clear()                                               # what dies from here on is no part of the steps
     for i, a in enumerate(recorder.allocations): a.category = _category(i, a, recorder.gradients, states, loss_layers)
     return Trace(recorder.allocations, recorder.events, target)
 
 # %% ../../nbs/11_dryrun.ipynb #a87189de
+@functools.lru_cache(maxsize=None)
 def _block(layer, blocks):
     "The block's number in a layer's name, or None: 3 in 'blocks.3.ffn'"
     found = re.match(re.escape(blocks) + r'\.(\d+)(?:\.|$)', layer)
@@ -459,14 +470,21 @@ def _order(trace, blocks, low, high, extra):
                 yield e, shift if inside else extra if t is not None and t >= high else 0
 
 # %% ../../nbs/11_dryrun.ipynb #e5c06aae
+@functools.lru_cache(maxsize=None)
+def _renamed(layer, blocks, shift):
+    "The layer's name `shift` blocks further on"
+    n = _block(layer, blocks)
+    return layer if n is None or not shift else layer.replace(f'{blocks}.{n}', f'{blocks}.{n + shift}', 1)
+
+# %% ../../nbs/11_dryrun.ipynb #4c0f0fe4
 def _shifted(a, blocks, low, high, extra, shift, born):
     "Allocation `a` in a block that lies `shift` further, of a model that has `extra` more blocks"
-    n = _block(a.layer, blocks)
-    layer = a.layer if n is None else a.layer.replace(f'{blocks}.{n}', f'{blocks}.{n + shift}', 1)
-    more = sum(low <= (_block(l, blocks) or 0) < high for l in a.parts)*extra//(high - low)    # stacked from more tensors
-    return replace(a, layer=layer, nbytes=a.nbytes + (a.nbytes//len(a.parts)*more if more else 0), born=born, died=None, ended='', ended_in='')
+    nbytes = a.nbytes
+    if a.parts: nbytes += a.nbytes//len(a.parts)*sum(low <= (_block(l, blocks) or 0) < high for l in a.parts)*extra//(high - low)    # stacked from more
+    return Allocation(nbytes, a.phase, _renamed(a.layer, blocks, shift), a.op, a.step, born, category=a.category, parts=a.parts)
 
 # %% ../../nbs/11_dryrun.ipynb #5b1be83f
+@_uncollected()
 def compose(
     trace:Trace,    # of a model with at least `period` + 2 blocks
     period:int,     # blocks after which the pattern repeats
