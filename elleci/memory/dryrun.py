@@ -24,7 +24,7 @@ aten = torch.ops.aten
 # %% ../../nbs/11_dryrun.ipynb #824d7aa8
 def _sdpa_cpu(q, k, v, mask, dropout_p, is_causal, scale):
     "The CPU's kernel: tiled where heads are equally wide and nothing is dropped"
-    if dropout_p or not q.shape[-1] == k.shape[-1] == v.shape[-1]:
+    if dropout_p or q.ndim != 4 or (mask is not None and mask.requires_grad) or not q.shape[-1] == k.shape[-1] == v.shape[-1]:
         return aten._scaled_dot_product_attention_math(q, k, v, mask, dropout_p, is_causal, scale=scale)[0]
     return aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, dropout_p, is_causal, attn_mask=mask, scale=scale)[0]
 
@@ -45,11 +45,20 @@ def _sdpa(real, target):
     @functools.wraps(real)
     def attend(query, key, value, attn_mask=None, dropout_p=0., is_causal=False, scale=None, enable_gqa=False):
         if not query.is_meta: return real(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-        if enable_gqa: key, value = (t.repeat_interleave(query.shape[1]//t.shape[1], 1) for t in (key, value))
+        if enable_gqa and target == 'cuda': key, value = (t.repeat_interleave(query.shape[1]//t.shape[1], 1) for t in (key, value))
         if attn_mask is not None and attn_mask.dtype == torch.bool:
             attn_mask = torch.where(attn_mask, query.new_zeros(()), query.new_full((), -torch.inf))
         return run(query, key, value, attn_mask, dropout_p, is_causal, scale)
     return attend
+
+# %% ../../nbs/11_dryrun.ipynb #f408966b
+def _linear(real):
+    "`real`, with the bias added in place on meta where a device would"
+    @functools.wraps(real)
+    def run(input, weight, bias=None):
+        if bias is None or not input.is_meta or input.ndim < 3 or input.is_contiguous(): return real(input, weight, bias)
+        return torch.matmul(input, weight.t()).add_(bias)
+    return run
 
 # %% ../../nbs/11_dryrun.ipynb #3c10cd5e
 def _dropout(real, target):
@@ -72,7 +81,8 @@ def _cast(a, dtype, cache):
     if isinstance(a, (list, tuple)): return type(a)(_cast(x, dtype, cache) for x in a)
     if not (isinstance(a, Tensor) and a.is_meta and a.is_floating_point()) or a.dtype in (dtype, torch.float64): return a
     if not (a.is_leaf and a.requires_grad and a.dtype == torch.float32): return a.to(dtype)
-    if a not in cache: cache[a] = a.to(dtype)
+    if a not in cache:
+        with torch.enable_grad(): cache[a] = a.to(dtype)
     return cache[a]
 
 # %% ../../nbs/11_dryrun.ipynb #ffb55c7d
@@ -100,11 +110,15 @@ def emulate(
     target:str, # 'cpu' or 'cuda'
 ): # a context manager
     "Within it, meta tensors meet the operators, casts and optimizer kernels that tensors on `target` would"
+    if target not in ('cpu', 'cuda'): raise UserError(f"target is {target!r}: give 'cpu' or 'cuda'.")
     cache, devices, choosing = {}, lambda real: lambda: [*real(), 'meta'], sys.modules['torch.optim.optimizer']
     with contextlib.ExitStack() as stack:
         put = lambda owner, name, wrap: stack.enter_context(mock.patch.object(owner, name, wrap(getattr(owner, name))))
         put(F, 'scaled_dot_product_attention', lambda real: _sdpa(real, target))
         put(F, 'dropout', lambda real: _dropout(real, target))
+        put(F, 'linear', _linear)
+        put(torch.amp.GradScaler, '_maybe_opt_step', lambda real: lambda self, optimizer, state, *args, **kwargs: optimizer.step(*args, **kwargs))
+        put(nn.utils.clip_grad, '_device_has_foreach_support', lambda real: lambda device: device.type == 'meta' or real(device))
         for names, dtype in ((LOWER, None), (WIDER[target], torch.float32)):
             for owner, name in ((o, n) for n in names.split() for o in (torch, Tensor, F) if hasattr(o, n)):
                 put(owner, name, lambda real: _autocast(real, dtype, cache))
@@ -137,7 +151,7 @@ def _sum_cpu(x, *args, **kwargs): return ([8*x.numel()] if x.dtype == torch.bool
 def _tile(q, k):
     "Rows, columns, bytes of a number in the CPU kernel's tiles, and how many threads have one"
     T = q.shape[2]
-    return 256 if T >= 768 else 64 if T >= 192 else 32, min(512, k.shape[2]), max(4, q.dtype.itemsize), torch.get_num_threads()
+    return min(T, 256 if T >= 768 else 64 if T >= 192 else 32), min(512, k.shape[2]), max(4, q.dtype.itemsize), torch.get_num_threads()
 
 # %% ../../nbs/11_dryrun.ipynb #c4d9aaa7
 @scratch(aten._scaled_dot_product_flash_attention_for_cpu.default, target='cpu')
@@ -151,12 +165,13 @@ def _attention_cpu(q, k, v, *args, **kwargs):
 def _attention_backward_cpu(g, q, k, *args, **kwargs):
     rows, cols, wide, n = _tile(q, k)
     half = [n*2*rows*cols*q.dtype.itemsize] if q.dtype.itemsize < 4 else []
-    return [], [n*wide*2*rows*cols] + half + [n*wide*rows]
+    copy = [] if g.transpose(1, 2).is_contiguous() else [g.numel()*g.dtype.itemsize]
+    return copy, [n*wide*2*rows*cols] + half + [n*wide*rows]
 
 # %% ../../nbs/11_dryrun.ipynb #96293c91
 @scratch(aten.native_layer_norm_backward.default, target='cpu')
-def _layer_norm_backward_cpu(g, x, shape, *args, **kwargs):
-    return [], [2*torch.get_num_threads()*int(np.prod(shape))*x.dtype.itemsize]
+def _layer_norm_backward_cpu(g, x, shape, mean, rstd, weight, bias, wanted, **kwargs):
+    return [], [] if not (wanted[1] or wanted[2]) else [2*torch.get_num_threads()*int(np.prod(shape))*x.dtype.itemsize]
 
 # %% ../../nbs/11_dryrun.ipynb #8eab6592
 @scratch(aten._scaled_dot_product_flash_attention_backward.default, target='cuda')
@@ -199,12 +214,19 @@ def _uses_when_alone():
     return seen[0]
 
 # %% ../../nbs/11_dryrun.ipynb #c88b0edf
-def _engine_adds_in_place(args, kwargs, depth):
-    "Whether this `add` is the engine's, into a gradient that it alone holds; `depth` frames above stands the caller"
-    if kwargs or torch.is_grad_enabled() or torch._C._current_autograd_node() is None or not isinstance(args[1], Tensor): return False
+def _from_engine(depth):
+    "Whether autograd's engine called, with no Python function between; `depth` frames above stands the caller"
+    return not torch.is_grad_enabled() and torch._C._current_autograd_node() is not None and sys._getframe(depth + 1).f_code.co_name == '_engine_run_backward'
+
+# %% ../../nbs/11_dryrun.ipynb #0403aa3a
+def _adds_in_place(args, kwargs):
+    "Whether this `add` of the engine goes into a gradient that it alone holds"
+    if kwargs or not isinstance(args[1], Tensor): return False
     a, b = args
-    if a is b or a.shape != b.shape or a.dtype != b.dtype or sys._getframe(depth).f_code.co_name != '_engine_run_backward': return False
-    return all(n <= alone for n, alone in zip(_uses(a), _uses_when_alone()))
+    return a is not b and a.shape == b.shape and a.dtype == b.dtype and all(n <= alone for n, alone in zip(_uses(a), _uses_when_alone()))
+
+# %% ../../nbs/11_dryrun.ipynb #7d90a58d
+SCATTERS = {aten.scatter_add.default, aten.index_add.default, aten.index_put.default, aten.scatter.src}
 
 # %% ../../nbs/11_dryrun.ipynb #00a62b6a
 @dataclass(slots=True)
@@ -232,6 +254,10 @@ def _describe(args):
         else: key += (type(a), None if type(a) is float else a)
     return tuple(key)
 
+# %% ../../nbs/11_dryrun.ipynb #1dc9f35d
+ALARMS = {aten.isnan.default, aten.isinf.default}
+PASS_ON = {aten.any.default, aten.any.dim, aten.logical_or.default, aten.bitwise_or.Tensor}
+
 # %% ../../nbs/11_dryrun.ipynb #9b638cd3
 class _Place:
     "Which phase and which layer a step is in"
@@ -254,7 +280,13 @@ class _Place:
         return 'backward', self.layers[bisect.bisect(self.since, number) - 1]
 
 # %% ../../nbs/11_dryrun.ipynb #ef636e3c
-def _tensors(out): return [out] if isinstance(out, Tensor) else [t for t in out if isinstance(t, Tensor)] if isinstance(out, (tuple, list)) else []
+def _key(t): return t.untyped_storage()._cdata
+
+# %% ../../nbs/11_dryrun.ipynb #b858ad42
+def _tensors(out):
+    "The tensors in an operator's output or arguments, lists opened"
+    if isinstance(out, Tensor): return [out]
+    return [t for x in out for t in _tensors(x)] if isinstance(out, (tuple, list)) else []
 
 # %% ../../nbs/11_dryrun.ipynb #9f037651
 def _recipe(args, out, described, fresh):
@@ -279,18 +311,21 @@ class Recorder(TorchDispatchMode):
     def __init__(self, target, model, inputs):
         super().__init__(); _uses_when_alone()                            # found out while autograd can still be watched
         self.target, self.place, self.step = target, _Place(model), 0
-        self.allocations, self.events, self.live, self.recipes, self.gradients, self.last = [], [], {}, {}, set(), ''
+        self.allocations, self.events, self.live, self.recipes, self.gradients, self.alarms, self.last = [], [], {}, {}, set(), set(), ''
         for n, p in [*model.named_parameters(), *model.named_buffers()]: self._opening(p, n.rpartition('.')[0], 'weights')
         for t in inputs: self._opening(t, '', 'inputs')
         self.place.phase = 'forward'
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if func is aten._local_scalar_dense.default and args[0].is_meta: return args[0].dtype == torch.bool or 1
-        if func is aten.add.Tensor and _engine_adds_in_place(args, kwargs, 2): return args[0]
+        if func is aten._local_scalar_dense.default and args[0].is_meta: return int(_key(args[0]) not in self.alarms)
+        self._notice(args)
+        if func is aten.add.Tensor and _adds_in_place(args, kwargs) and _from_engine(1): return args[0]
+        if func in SCATTERS and args[0].is_meta and _from_engine(1): return args[0]
         before, after = _temporaries(self.target, func, args, kwargs)
         passing = [self._born(n, func) for n in before]
         out = self._result(func, args, kwargs)
+        if func in ALARMS or func in PASS_ON and _key(args[0]) in self.alarms: self.alarms |= {_key(t) for t in _tensors(out)}
         for i in reversed(passing + [self._born(n, func) for n in after]): self._died(i)
         return out
 
@@ -299,7 +334,7 @@ class Recorder(TorchDispatchMode):
         if key in self.recipes: out = self.recipes[key](args)
         else:
             out = func(*args, **kwargs)
-            fresh = [t.is_meta and t.untyped_storage()._cdata not in self.live for t in _tensors(out)]
+            fresh = [t.is_meta and _key(t) not in self.live for t in _tensors(out)]
             recipe = _recipe(args, out, key[1], fresh) if key else None
             if recipe: self.recipes[key] = recipe
         for k, t in enumerate(_tensors(out)):
@@ -307,16 +342,26 @@ class Recorder(TorchDispatchMode):
         return out
 
     def _see(self, t, func, args, k, many):
-        s = t.untyped_storage(); key = s._cdata
-        if key not in self.live:
-            i = self._born(s.nbytes(), func, args, k, many)
-            self.live[key] = i, weakref.ref(s, lambda _: self._died(self.live.pop(key)[0]))
+        key = _key(t)
+        if key not in self.live: self._follow(t, key, self._born(t.untyped_storage().nbytes(), func, args, k, many))
         if self.place.now()[0] == 'gradient': self.gradients.add(self.live[key][0])
 
+    def _follow(self, t, key, i):
+        self.live[key] = i, weakref.ref(t.untyped_storage(), lambda _: (self._died(self.live.pop(key)[0]), self.alarms.discard(key)))
+
+    def _notice(self, args):
+        "Tensors that nobody has named were there before: an average of the weights, the state of an optimizer that has run"
+        for t in args:
+            if isinstance(t, Tensor):
+                if t.untyped_storage()._cdata not in self.live and t.is_meta: self._opening(t, '', '')
+            elif isinstance(t, (list, tuple)): self._notice(t)
+
     def _opening(self, t, layer, category):
-        if t.untyped_storage()._cdata in self.live: return
-        i = self._born(t.untyped_storage().nbytes(), 'there before'); self.live[t.untyped_storage()._cdata] = i, None
-        self.allocations[i].layer, self.allocations[i].category = layer, category
+        "A storage that was there before the first step"
+        if _key(t) in self.live: return
+        self.allocations.append(Allocation(t.untyped_storage().nbytes(), 'build', layer, 'there before', 0, 0, category=category))
+        self.events.append(len(self.allocations) - 1)
+        self._follow(t, _key(t), self.events[-1])
 
     def _born(self, nbytes, op, args=(), k=0, many=False):
         (phase, layer), i, parts = self.place.now(), len(self.allocations), ()
@@ -333,7 +378,7 @@ class Recorder(TorchDispatchMode):
 
     def _made_for(self, args, k, many):
         "Layer of the tensor that an optimizer's k-th output belongs to; of all those that were stacked into one"
-        known = lambda t: self.live.get(t.untyped_storage()._cdata)
+        known = lambda t: self.live.get(_key(t))
         layers = [self.allocations[known(t)[0]].layer if known(t) else '' for t in _tensors(args[0]) or _tensors(args)]
         if isinstance(args[0], Tensor) or not _tensors(args[0]): return ([l for l in layers if l] or [self.last])[0], ()    # a scalar goes with its neighbour
         return (layers[k], ()) if many else ('', tuple(layers))
@@ -344,6 +389,7 @@ def _category(i, a, gradients, states, loss_layers):
     if a.category: return a.category
     if i in gradients: return 'gradients'
     if i in states: return 'optimizer'
+    if a.phase == 'build': return 'inputs'
     if a.phase not in ('optimizer', 'zero_grad') and (not a.layer or a.layer.split('.')[0] in loss_layers): return 'logits and loss'
     return 'activations' if a.phase in ('forward', 'recompute') and a.ended != a.phase else 'temporaries'
 
@@ -383,7 +429,10 @@ class Trace:
 
     def steps(self):
         "Number of the first event of each step"
-        return [min(a.born for a in self.allocations if a.step == s and a.phase != 'build') for s in range(1 + max(a.step for a in self.allocations))]
+        first = {}
+        for a in sorted(self.allocations, key=lambda a: a.born):
+            if a.phase != 'build': first.setdefault(a.step, a.born)
+        return [*first.values()]
 
     def replay_events(self):
         "The same events for `elleci.memory.allocator.replay`"
@@ -420,6 +469,25 @@ def _uncollected():
         if was: gc.enable()
 
 # %% ../../nbs/11_dryrun.ipynb #7becdfb5
+def _opening_first(allocations, events):
+    "The events, storages that turned out to have been there before at the beginning; numbers their births and deaths"
+    there = [e for e in events if e >= 0 and allocations[e].phase == 'build']
+    events = there + [e for e in events if e < 0 or allocations[e].phase != 'build']
+    for n, e in enumerate(events):
+        if e >= 0: allocations[e].born = n
+        else: allocations[~e].died = n
+    return events
+
+# %% ../../nbs/11_dryrun.ipynb #8bd39fe5
+@contextlib.contextmanager
+def _explained():
+    "What meta tensors cannot do becomes one sentence"
+    try: yield
+    except UserError: raise
+    except (NotImplementedError, RuntimeError, TypeError) as e:
+        raise UserError(f'The step cannot be rehearsed: {str(e).strip().splitlines()[0]} Shapes must not depend on values, and every tensor must be on meta.') from e
+
+# %% ../../nbs/11_dryrun.ipynb #90f4889e
 def dry_run(
     step,            # makes one training step (forward, backward, optimizer) on `model`; called without arguments
     model:nn.Module, # on meta: its parameters and buffers are the weights
@@ -429,17 +497,18 @@ def dry_run(
     loss_layers=('head', 'lm_head'), # modules whose tensors count as 'logits and loss'
 )->Trace:
     "Run real training steps on meta tensors and write down their memory; `UserError` where that cannot be done"
-    if target not in ('cpu', 'cuda'): raise UserError(f"target is {target!r}: give 'cpu' or 'cuda'.")
+    inputs = [inputs] if isinstance(inputs, Tensor) else list(inputs.values()) if isinstance(inputs, dict) else list(inputs)
+    if steps < 1: raise UserError(f'steps is {steps}: give 1 or more, 2 to see the state of the optimizer in use.')
     real = [n for n, t in [*model.named_parameters(), *model.named_buffers(), *((f'input {i}', t) for i, t in enumerate(inputs))] if not t.is_meta]
     if real: raise UserError(f"{real[0]} is not on meta: build the model and its inputs under `with torch.device('meta')`.")
     recorder = Recorder(target, model, inputs)
-    with _uncollected(), _watching(recorder) as optimizers, emulate(target), recorder:
+    with _uncollected(), _watching(recorder) as optimizers, emulate(target), _explained(), recorder:
         for recorder.step in range(steps): step()
-    key = lambda t: t.untyped_storage()._cdata
-    states = {recorder.live[key(t)][0] for o in optimizers for s in o.state.values() for t in s.values() if isinstance(t, Tensor) and key(t) in recorder.live}
+    held = [t for o in optimizers for s in o.state.values() for t in s.values() if isinstance(t, Tensor)]
+    states = {recorder.live[_key(t)][0] for t in held if _key(t) in recorder.live}
     recorder.live.clear()                                               # what dies from here on is no part of the steps
     for i, a in enumerate(recorder.allocations): a.category = _category(i, a, recorder.gradients, states, loss_layers)
-    return Trace(recorder.allocations, recorder.events, target)
+    return Trace(recorder.allocations, _opening_first(recorder.allocations, recorder.events), target)
 
 # %% ../../nbs/11_dryrun.ipynb #a87189de
 @functools.lru_cache(maxsize=None)
@@ -491,9 +560,11 @@ def compose(
     extra:int,      # blocks to add, a multiple of `period`
     blocks:str='blocks', # name of the list of blocks in the model
 )->Trace:
-    "The trace of a model with `extra` more blocks, from that of a short one; `UserError` where blocks are not alike"
+    "The trace of a model with `extra` more blocks, from that of a short one; `UserError` where blocks are seen not to be alike"
     count = 1 + max((n for a in trace.allocations if (n := _block(a.layer, blocks)) is not None), default=-1)
-    if count < period + 2 or extra % period: raise UserError(f'{count} blocks of period {period} cannot grow by {extra}: trace at least {period + 2}, and add a multiple of {period}.')
+    if period < 1 or extra < 0 or count < period + 2 or extra % period: raise UserError(f'{count} blocks of period {period} cannot grow by {extra}: trace at least {period + 2}, and add a multiple of {period}.')
+    alike = lambda n: [(a.nbytes, a.op, a.step) for a in trace.allocations if _block(a.layer, blocks) == n and a.phase == 'forward']
+    if alike(1) != alike(1 + period): raise UserError(f'Blocks 1 and {1 + period} of {blocks} are not alike: trace the whole model.')
     of, number, counts = [_block(a.layer, blocks) for a in trace.allocations], [], {}
     for n in of: number.append(counts.setdefault(n, 0)); counts[n] += 1
     span, new, out, events = (1, 1 + period), {}, [], []
