@@ -99,11 +99,12 @@ def account(
 # %% ../nbs/64_account.ipynb #235ca3e8
 def measured_peak(
     account:Account,
-    measured:int, # bytes: the peak that the machine reports
+    measured, # a `elleci.memory.measure.Measurement` of its first two steps
 )->str:
     "One line: predicted against measured"
-    predicted = account.peak_allocated
-    return f'memory: predicted peak {fmt_bytes(predicted)}, measured {fmt_bytes(measured)} ({measured/predicted - 1:+.2%})'
+    pairs = [('peak', account.peak_allocated, measured.peak_allocated)]
+    if account.replay: pairs.append(('reserved', account.peak_reserved, measured.peak_reserved))
+    return 'memory, ' + '; '.join(f'{what}: predicted {fmt_bytes(p)}, measured {fmt_bytes(m)} ({m/p - 1:+.2%})' for what, p, m in pairs)
 
 # %% ../nbs/64_account.ipynb #b67ac607
 def draw_timeline(

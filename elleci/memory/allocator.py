@@ -88,8 +88,9 @@ class CachingAllocator:
         capacity:int|None=None, # bytes that the card has for segments; None: no limit
         place=None,             # function: bytes of a fresh segment → its address
     ):
-        if capacity is not None and capacity < 0: raise UserError(f'capacity is {capacity}: give bytes, or None for no limit.')
-        self.capacity, self.place, self.end = capacity, place or self._next_address, 0
+        if capacity is not None and not (isinstance(capacity, int | float | np.integer) and 0 <= capacity < np.inf):
+            raise UserError(f'capacity is {capacity!r}: give bytes, 0 or more, or None for no limit.')
+        self.capacity, self.place, self.end = None if capacity is None else int(capacity), place or self._next_address, 0
         self.pools, self.heads, self.live, self.waiting = {}, {}, {}, []
         self.allocated = self.requested = self.reserved = self.peak_reserved = self.n_mallocs = self.n_retries = 0
 
@@ -215,22 +216,33 @@ class Replay:
     segments:list         # at the end, see `snapshot`
 
 # %% ../../nbs/12_allocator.ipynb #bf356149
+def _request(i, event):
+    "(bytes, stream) of the allocation that is event `i`"
+    n, stream = event[2] if len(event) > 2 else None, event[3] if len(event) > 3 else 0
+    if isinstance(n, np.integer): n = int(n)                        # numpy's would overflow
+    if type(n) is not int or n < 0: raise UserError(f'Event {i} asks for {n!r} bytes: give 0 or more, as a whole number.')
+    if type(stream) is not int: raise UserError(f'Event {i} has the stream {stream!r}: give a whole number as fourth field.')
+    return n, stream
+
+# %% ../../nbs/12_allocator.ipynb #a3911ceb
 def _events(a, events):
     "Run `events` through allocator `a`; yields (allocated, reserved, requested) after each"
     addrs = {}
+    if not hasattr(events, '__iter__'): raise UserError(f'The events are {events!r:.80}: give a list of them.')
     for i, event in enumerate(events):
-        action, key = event[0], event[1] if len(event) > 1 else None
+        action, key = (event[0], event[1] if len(event) > 1 else None) if isinstance(event, (tuple, list)) and event else (None, None)
+        try: hash(key)
+        except TypeError: raise UserError(f'Event {i} has the key {key!r:.80}: give a number or a string.') from None
         if action == 'a':
             if key in addrs: raise UserError(f'Event {i} allocates {key!r}, which is alive: free it first or use another key.')
-            stream = event[3] if len(event) > 3 else 0
-            if not isinstance(stream, int): raise UserError(f'Event {i} has the stream {stream!r}: give a whole number as fourth field.')
-            try: addrs[key] = a.malloc(event[2], stream)
+            try: addrs[key] = a.malloc(*_request(i, event))
             except OutOfMemory as e: raise OutOfMemory(f'Event {i}: {e}') from None
+            if a.reserved >= 2**63: raise UserError(f'Event {i} brings what is held to 2⁶³ bytes or more: give sizes in bytes.')
         elif action == 'f':
             if key not in addrs: raise UserError(f'Event {i} frees {key!r}, which is not allocated: allocate it first, free it once.')
             a.free(addrs.pop(key))
         elif action == 'e': a.empty_cache()
-        else: raise UserError(f"Event {i} is {action!r}: use 'a' (allocate), 'f' (free) or 'e' (empty the cache).")
+        else: raise UserError(f"Event {i} is {event!r:.80}: use 'a' (allocate), 'f' (free) or 'e' (empty the cache).")
         yield a.allocated, a.reserved, a.requested
 
 # %% ../../nbs/12_allocator.ipynb #81cbbb59
@@ -305,20 +317,23 @@ def load_trace(
     path:str|Path, # *.json.gz with `events` [[action, address, bytes], …], `segments`, `settings`
 )->dict:
     "Read a recorded allocator trace; raises `UserError` for what is none, or was made with settings that are not modelled"
-    path = Path(path)
     try:
-        trace = json.loads(gzip.decompress(path.read_bytes()))
+        trace = json.loads(gzip.decompress(Path(path).read_bytes()))
         ok = all(action in list('afSFxo') and type(addr) is type(n) is int for action, addr, n in trace['events'])
         sizes = [(s['address'] + s['total_size'] + s['stream'], [size + n for size, _, n in s['blocks']]) for s in trace['segments']]
         ok = ok and all(type(n) is int for total, blocks in sizes for n in [total, *blocks])
         settings = trace.get('settings') or {}
         rounds = any((settings.get('roundup_power2_divisions') or {}).values())
     except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError): ok = False
-    if not ok: raise UserError(f'{path.name} cannot be read as an allocator trace: give a .json.gz with `events` and `segments`.')
+    if not ok: raise UserError(f'{path} cannot be read as an allocator trace: give a .json.gz with `events` and `segments`.')
+    spans = sorted((s['address'], s['total_size'], [size for size, *_ in s['blocks']]) for s in trace['segments'])
+    sound = all(sum(sizes) == total and min(sizes, default=0) > 0 for _, total, sizes in spans)
+    if not sound or any(base + total > after for (base, total, _), (after, *_) in zip(spans, spans[1:])):
+        raise UserError(f'{path} contradicts itself: its segments overlap, or blocks do not add up to their segment; record it again.')
     plain = dict(expandable_segments=False, max_split_size=-1, garbage_collection_threshold=0)
     other = [k for k, v in settings.items() if v != plain.get(k, v)] + ['roundup_power2_divisions']*rounds
     if other or any(s['stream'] for s in trace['segments']):
-        raise UserError(f"{path.name} was recorded with {', '.join(other) or 'other streams'}: record stream 0 with the default settings.")
+        raise UserError(f"{path} was recorded with {', '.join(other) or 'other streams'}: record stream 0 with the default settings.")
     return trace
 
 # %% ../../nbs/12_allocator.ipynb #fcfd8015

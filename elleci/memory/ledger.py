@@ -20,13 +20,14 @@ def parse_bytes(
     text:str, # a number and a unit: '12GiB', '12 GB', '1.5 MiB', '512 B'
 )->int: # bytes, from 1 to 2⁴⁰
     "Read a size: GB is 10⁹ bytes, GiB is 2³⁰; `UserError` for anything that could be misread"
-    said, found = str(text).strip()[:40], re.fullmatch(r'\s*([0-9]{0,15}\.?[0-9]{1,15})\s*([A-Za-z]*)\s*', str(text))
+    said, found = str(text).strip()[:40], re.fullmatch(r'\s*([0-9]{1,15}\.?[0-9]{0,15}|\.[0-9]{1,15})\s*([A-Za-z]*)\s*', str(text))
     if not found: raise UserError(f"{said!r} is not a size: write a positive number and a unit, like '12GiB' or '11.5 GB'.")
     number, unit = found.groups()
     if not unit: raise UserError(f"{said!r} has no unit: write {number}GB for {number} × 10⁹ bytes, {number}GiB for {number} × 2³⁰.")
     bits = unit[0].isupper() and unit[-1] == 'b' and len(unit) > 1
     if bits or unit.lower() not in _UNITS:
         raise UserError(f'The unit of {said!r} is not one of bytes: use B, kB, MB, GB (powers of 1000) or KiB, MiB, GiB (powers of 1024).')
+    if unit.lower() == 'b' and Decimal(number) % 1: raise UserError(f'{said!r} has a fraction of a byte: give whole bytes.')
     size = int(Decimal(number)*_UNITS[unit.lower()])
     if not 1 <= size <= 2**40: raise UserError(f'{said!r} is no memory of a card: give a size from 1 B to 1 TiB.')
     return size
@@ -43,6 +44,8 @@ def card_bytes(
     "The memory of a card; raises `UserError` for one that is not in the table"
     name = re.sub(r'[\s_-]+', '-', str(name_or_size).strip().lower())
     if name in CARDS: return CARDS[name]
+    meant = [c for c in CARDS if re.fullmatch(f'[a-z]+-{re.escape(name)}(-.*)?', c)]       # '3060': the maker's prefix is missing
+    if meant: raise UserError(f"{str(name_or_size)!r} is no size: write {' or '.join(meant)} for the card, or a size like '12GiB'.")
     if re.match(r'[-+.0-9]', name): return parse_bytes(name_or_size)
     raise UserError(f"Card {str(name_or_size)[:40]!r} is not in the table: give its memory, like '12GiB', or one of {', '.join(CARDS)}.")
 
@@ -224,6 +227,7 @@ def kept_by_block(
     train:TrainConfig, # its batch_size, seq_len, precision
 )->dict: # tensor: bytes, one entry for each storage
     "What one block of the model, with documents, keeps from its forward to its backward"
+    if mixer not in ('M', 'A'): raise UserError(f"mixer is {mixer!r}: give 'M' (Mamba-2) or 'A' (attention).")
     s, B, T = {'fp32': 4, 'bf16': 2}[train.precision], train.batch_size, train.seq_len
     n, D = B*T, model.d_model
     return (_named('mixer_norm', _norm(n, D)) | _named('mixer', {'M': _mamba, 'A': _mla}[mixer](model, s, B, T))
@@ -318,6 +322,8 @@ def _rows(
     context:int,    # bytes, measured
 )->list: # of (phase, category: bytes)
     "The moments added up, rounding and the measured constants with them"
+    if not isinstance(model, ModelConfig) or not isinstance(train, TrainConfig):
+        raise UserError(f'{type(model).__name__} and {type(train).__name__} were given: give a ModelConfig and a TrainConfig, in this order.')
     fixed = dict(workspaces=workspaces, context=context)
     for name, n in fixed.items():
         if not isinstance(n, int) or isinstance(n, bool) or n < 0: raise UserError(f'{name} is {n!r}: give whole bytes, 0 or more.')
@@ -359,6 +365,9 @@ def draw_breakdown(
     title:str='',
 ): # a matplotlib axis
     "Stacked horizontal bars against a card's limit"
+    if not any(row.get(c) for row in bars.values() for c in CATEGORIES):
+        raise UserError(f'Bars for {list(bars)} hold no bytes: give a label and a `ledger` for each.')
+    if not isinstance(limit, int | float | None): raise UserError(f'limit is {limit!r}: give bytes, as from `card_bytes`.')
     ax = figure('GiB', '', title, size=(7, max(.9 + .27*len(bars), 2.2)))
     done = dict.fromkeys(bars, 0.)
     for c in CATEGORIES:

@@ -18,13 +18,22 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from ..core import GiB, KiB, MiB, UserError, fmt_bytes, memory_free, memory_in_use, optional
+from ..core import GiB, KiB, MiB, UserError, fmt_bytes, memory_free, memory_in_use, optional, pick_device
 
 # %% ../../nbs/13_measure.ipynb #7392f722
+def _device(
+    given, # 'cpu', 'cuda', or a `torch.device`
+)->torch.device:
+    "The device meant; `UserError` for one that is absent, or whose memory nobody reports"
+    if isinstance(given, str | torch.device) and (device := pick_device(str(given))).type in ('cpu', 'cuda'): return device
+    raise UserError(f"The memory of device '{given}' cannot be measured: give 'cpu' or 'cuda', or a torch.device of these.")
+
+# %% ../../nbs/13_measure.ipynb #82010612
 def memory_now(
     device:torch.device, # where the work happens
 )->dict: # name: bytes; 'nvml' is there only with a GPU and the library pynvml
     "Everything that torch, the driver and the system say about memory at this moment"
+    device = _device(device)
     rss = memory_in_use(torch.device('cpu'))
     if device.type != 'cuda': return {'rss': rss, 'available': memory_free(device)}
     free, total = torch.cuda.mem_get_info(device)
@@ -130,7 +139,10 @@ def _measure_cpu(
     floor:int, # bytes
 ):
     "Fill `m` from the profiler's allocation events"
-    storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in known}.values()
+    try: storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in known}.values()
+    except (AttributeError, TypeError, NotImplementedError): storages = None
+    if storages is None or any(s.device.type != 'cpu' for s in storages):
+        raise UserError(f'known is a {type(known).__name__}: give a list of dense CPU tensors, like list(net.parameters()).')
     opening = [s.nbytes() for s in storages]
     def mark(i, _):
         with torch.profiler.record_function(f'elleci.freed:{i}'): pass
@@ -199,6 +211,9 @@ def _measure_cuda(
         if mine: cuda.memory._record_memory_history(None)
 
 # %% ../../nbs/13_measure.ipynb #1c3d3514
+_MEASURING = threading.Lock() # held while something is measured
+
+# %% ../../nbs/13_measure.ipynb #b0fcdbbb
 @contextlib.contextmanager
 def measure(
     device:torch.device, # where the work happens
@@ -206,13 +221,15 @@ def measure(
     floor:int=16,        # CPU: bytes; smaller storages (Python numbers made tensors) are left out
     entries:int=10**6,   # GPU: length of the allocator's history
 ): # a context manager that gives a `Measurement`
-    "Record every allocation and free inside, with the operator that made it; no dispatch mode is active"
-    m = Measurement(device, before=memory_now(device))
+    "Record every allocation and free of this thread, with the operator that made it; no dispatch mode is active"
+    m = Measurement(device := _device(device), before=memory_now(device))
+    if device.type == 'cpu' and torch.autograd._profiler_enabled() or not _MEASURING.acquire(blocking=False):
+        raise UserError('Something is being measured or profiled already: end that first, or measure the whole and read its `events`.')
     inner = _measure_cuda(m, entries) if device.type == 'cuda' else _measure_cpu(m, known, floor)
     del known
     try:
         with inner: yield m
-    finally: m.after = memory_now(device)
+    finally: _MEASURING.release(); m.after = memory_now(device)
 
 # %% ../../nbs/13_measure.ipynb #f9a0eeff
 class _Held:
@@ -276,6 +293,11 @@ def reconcile(
     measured:dict,  # category: bytes, as far as known; 'total': what the machine says in all
 )->Reconciliation:
     "Put a prediction beside a measurement; what no category explains is named 'unexplained', never folded in"
+    for given in (predicted, measured):
+        if not isinstance(given, dict): raise UserError(f'{given!r:.80} is no dictionary: give category: bytes.')
+        for c, n in given.items():
+            if not isinstance(c, str) or not isinstance(n, int | float | np.number) or not np.isfinite(n):
+                raise UserError(f'{c!r} has {n!r:.80}: give a name and its bytes, and leave out what is not known.')
     if 'total' in predicted: raise UserError("The prediction has a category 'total': leave it out, it is the sum of the others.")
     if 'unexplained' in {*predicted, *measured}: raise UserError("'unexplained' is what is left over: give it no bytes.")
     names = [*predicted, *(c for c in measured if c not in predicted and c != 'total')]
@@ -308,6 +330,17 @@ class Leak(NamedTuple):
     def __str__(self): return f'{fmt_bytes(self.per_step)} a step, {fmt_bytes(self.live)} by now, allocated at {self.site}'
 
 # %% ../../nbs/13_measure.ipynb #cab632c9
+def _numbers(
+    given,    # numbers, nested
+    name:str, # for the error
+)->np.ndarray: # float64
+    "`given` as an array; `UserError` where a row is shorter or something is no finite number"
+    try: y = np.asarray(given, np.float64)
+    except (TypeError, ValueError): y = np.array(np.nan)
+    if not np.isfinite(y).all(): raise UserError(f'`{name}` holds something else than finite numbers in equal rows: give those.')
+    return y
+
+# %% ../../nbs/13_measure.ipynb #e532ff73
 def find_leaks(
     series,            # (steps, sites) bytes alive at each step's end, by allocation site
     sites=None,        # their names; None: numbers
@@ -316,8 +349,14 @@ def find_leaks(
     min_slope:float=KiB, # bytes a step; slower growth is not reported
 )->list: # of `Leak`, fastest first
     "The sites whose live bytes grow persistently at the end of the series"
-    y = np.asarray(series, np.float64)[warmup:]
-    found = {}
+    y, found = _numbers(series, 'series'), {}
+    if y.ndim != 2: raise UserError(f'A series of shape {y.shape} was given: give (steps, sites).')
+    if sites is not None and len(sites) != y.shape[1]: raise UserError(f'{len(sites)} names for {y.shape[1]} columns: give one for each.')
+    if isinstance(min_slope, str | None): raise UserError(f'min_slope is {min_slope!r}: give bytes a step.')
+    if type(warmup) is not int or warmup < 0: raise UserError(f'warmup is {warmup!r}: give a number of steps, 0 or more.')
+    if not isinstance(scales, tuple | list) or any(type(b) is not int or b < 1 for b in scales):
+        raise UserError(f'scales are {scales!r}: give numbers of steps, 1 or more, like (1, 8, 64).')
+    y = y[warmup:]
     for b in scales:
         blocks = min(len(y)//b, 65)
         if blocks < 17: continue
@@ -399,6 +438,9 @@ def bandwidth(
     repeats:int=5,       # the fastest counts: others may be using the bus
 )->float: # 10⁹ bytes per second, read and written
     "Speed of a copy within the memory of `device`, in memory allocated for the purpose"
+    device = _device(device)
+    for name, n in (('nbytes', nbytes), ('repeats', repeats)):
+        if type(n) is not int or n < 1: raise UserError(f'{name} is {n!r}: give a whole number, 1 or more.')
     a = torch.zeros(nbytes, dtype=torch.uint8, device=device)
     b, seconds = torch.ones_like(a), []
     for _ in range(repeats):
@@ -431,7 +473,9 @@ def spill_signs(
     jump:float=2.,   # times slower that count as a jump
 )->list: # of sentences; empty where there is no sign
     "What suggests that memory has spilled into the computer's RAM (Windows and WSL2 do this silently)"
-    reserved, seconds, signs = np.atleast_1d(np.asarray(reserved, float)), np.asarray(seconds, float), []
+    reserved, seconds, signs = np.atleast_1d(_numbers(reserved, 'reserved')), _numbers(seconds, 'seconds'), []
+    if not reserved.size or not isinstance(total, int | float | np.number) or not total > 0:
+        raise UserError(f'{reserved.size} readings on a card of {total!r}: give one reading at least, and the bytes of the card.')
     if len(seconds) not in (0, len(reserved)):
         raise UserError(f'{len(seconds)} step times for {len(reserved)} readings: give one for each.')
     if reserved[-1] > total:
@@ -444,23 +488,28 @@ def spill_signs(
     return signs
 
 # %% ../../nbs/13_measure.ipynb #bacb97a7
-_SAID = {'asked': (r'[Tt]ried to allocate ([\d.,]+) (\w+)', r'([\d.,]+) (\w+) wanted'),
+_SAID = {'asked': (r'(?:[Tt]ried|[Uu]nable) to allocate ([\d.,]+) (\w+)', r'([\d.,]+) (\w+) wanted'),
          'total': (r'total capacity of ([\d.,]+) (\w+)', r'limit ([\d.,]+) (\w+)'),
          'free': (r'of which ([\d.,]+) (\w+) is free',), 'process': (r'this process has ([\d.,]+) (\w+) memory in use',),
          'tensors': (r'([\d.,]+) (\w+) is allocated by PyTorch', r'([\d.,]+) (\w+) of it allocated'),
          'cached': (r'([\d.,]+) (\w+) is reserved by PyTorch but unallocated',), 'reserved': (r', ([\d.,]+) (\w+) reserved,',)}
-_UNIT = {'bytes': 1, 'B': 1, 'KiB': KiB, 'MiB': MiB, 'GiB': GiB}
+_UNIT = {'bytes': 1, 'B': 1, 'kB': 1000} | {p + u: b**i for i, p in enumerate('KMGT', 1) for u, b in (('B', 1000), ('iB', 1024))}
 
 # %% ../../nbs/13_measure.ipynb #cfaeb7ff
+def _size(number, unit):
+    "Bytes, or None for what is no size; an error page must not die of an error"
+    try: return int(float(number.replace(',', ''))*_UNIT[unit])
+    except (KeyError, ValueError, OverflowError): return None
+
+# %% ../../nbs/13_measure.ipynb #a8bde039
 def _read_error(
     text:str, # an out-of-memory message
 )->dict: # quantity: bytes, as far as the message says
     "The figures of an out-of-memory error"
-    size = lambda number, unit: int(float(number.replace(',', ''))*_UNIT.get(unit, 0))
-    found = {name: next((size(*m.groups()) for p in patterns if (m := re.search(p, text))), None) for name, patterns in _SAID.items()}
+    found = {name: next((_size(*m.groups()) for p in patterns if (m := re.search(p, text))), None) for name, patterns in _SAID.items()}
     found = {name: n for name, n in found.items() if n is not None}
     if 'reserved' in found: found['cached'] = found.pop('reserved') - found.get('tensors', 0)
-    others = [size(*m) for m in re.findall(r'Process \d+ has ([\d.,]+) (\w+) memory in use', text)]
+    others = [n for m in re.findall(r'Process \d+ has ([\d.,]+) (\w+) memory in use', text) if (n := _size(*m)) is not None]
     if others: found['others'] = sum(others)
     if 'process' in found: found['torch aside'] = max(0, found.pop('process') - found.get('tensors', 0) - found.get('cached', 0))
     return found
@@ -502,12 +551,11 @@ def release(
     if torch.cuda.is_initialized(): torch.cuda.empty_cache()
 
 # %% ../../nbs/13_measure.ipynb #6eec5049
-def _changes(
-    predict, # function: () → (limit in bytes, [(change, peak in bytes), …] that which costs least first)
+def _fitting(
+    limit:int,       # bytes
+    candidates:list, # of (change, peak in bytes), that which costs least first
 )->list: # lines
     "The first three changes that would fit, with their peaks"
-    try: limit, candidates = predict()
-    except UserError as e: return [f'No prediction: {e}']
     fit = [(change, peak) for change, peak in candidates if peak <= limit][:3]
     if not fit and candidates:
         change, peak = min(candidates, key=lambda c: c[1])
@@ -516,6 +564,14 @@ def _changes(
     said = ('No change is known that would fit', 'One change would fit', 'Two changes would fit', 'What would fit, least costly first,')
     return [f'{said[len(fit)]} in {fmt_bytes(limit)}:'] + [f'  {i}. {change}: peak {fmt_bytes(peak)}, {fmt_bytes(limit - peak)} to spare'
                                                 for i, (change, peak) in enumerate(fit, 1)]
+
+# %% ../../nbs/13_measure.ipynb #8f4cda4f
+def _changes(
+    predict, # function: () → (limit in bytes, [(change, peak in bytes), …] that which costs least first)
+)->list: # lines
+    "What `_fitting` says, or why the prediction failed: this page must not fail too"
+    try: return _fitting(*predict())
+    except Exception as e: return [f'The prediction failed: {type(e).__name__}: {e}']
 
 # %% ../../nbs/13_measure.ipynb #0f6d1f61
 def _reading(
@@ -551,8 +607,10 @@ def explain_oom(
     predict=None, # function: () → (limit in bytes, [(change, peak in bytes), …] that which costs least first)
 )->str: # one screen
     "What filled the memory, where it ended, how much was asked for, what would fit; releases what the traceback holds"
+    if not isinstance(error, BaseException): raise UserError(f'{error!r:.80} is no exception: give the one that was caught.')
     f, (operator, frame, calls) = _read_error(str(error)), _failed_at(error)
-    if 'asked' not in f and not re.search('out of memory|ALLOC_FAILED', str(error)):
+    known = isinstance(error, torch.OutOfMemoryError | MemoryError) or 'asked' in f
+    if not known and not re.search('[Oo]ut of memory|ALLOC_FAILED|to allocate', str(error)):
         raise UserError(f'{type(error).__name__} is not about memory: raise it again.') from error
     of_cpu = 'DefaultCPUAllocator' in str(error) or not torch.cuda.is_initialized()
     device = torch.device('cpu' if of_cpu else 'cuda')
