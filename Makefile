@@ -18,9 +18,10 @@ test-long: .venv/dev  ## what takes longer: more kills; three trainings, kept in
 lab: .venv/dev    ## read and run the notebooks
 	$(BIN)/jupyter lab --notebook-dir=nbs
 
-bench: .venv/run  ## train elleci-tiny, and with several state sizes; what was measured goes to data/results
+bench: .venv/run  ## train elleci-tiny, and with several state sizes; time the account; what was measured goes to data/results
 	$(BIN)/python benchmarks/tiny.py
 	$(BIN)/python benchmarks/d_state.py
+	$(BIN)/python benchmarks/account.py
 
 readme: .venv/dev ## README.md from nbs/index.ipynb
 	$(BIN)/python .ci/readme.py

@@ -60,14 +60,14 @@ class Account:
     replay:Replay|None # of the trace, by the caching allocator; None on the CPU, which has none
     categories:dict   # category: bytes when most is allocated, see `elleci.memory.ledger.CATEGORIES`
     host:dict         # what: bytes of ordinary RAM that the run takes beside the card
-    fixed:int         # bytes of workspaces and context
+    context:int       # bytes of the driver's context and loaded kernels
 
     @property
     def peak_allocated(self): return self.replay.peak_allocated if self.replay else self.trace.peak
     @property
     def peak_reserved(self): return self.replay.peak_reserved if self.replay else self.trace.peak
     @property
-    def total(self): return self.peak_reserved + self.fixed
+    def total(self): return self.peak_reserved + self.context
     def fits(self, limit): return self.total <= limit
 
 # %% ../nbs/64_account.ipynb #5e0594fc
@@ -84,17 +84,19 @@ def account(
     model:ModelConfig,
     train:TrainConfig,
     target:str='cuda', # 'cuda' or 'cpu'
-    workspaces:int=0,  # bytes of library workspaces, measured
+    workspaces=(),     # bytes of each library workspace, measured: torch takes them from its allocator and keeps them
     context:int=0,     # bytes of the driver's context and loaded kernels, measured
     name:str='',       # of the preset, for display
 )->Account:
     "Every byte of our own training step, before it runs"
     config, trace = Config(name, model, train), rehearse(model, train, target)
-    done = replay(trace.replay_events()) if target == 'cuda' else None
+    taken = [('a', f'workspace {i}', n) for i, n in enumerate(workspaces)]
+    done = replay(taken + trace.replay_events()) if target == 'cuda' else None
+    if done: done.allocated, done.reserved = done.allocated[len(taken):], done.reserved[len(taken):]
     at = int(done.allocated.argmax()) if done else trace.peak_event
-    rounding = int(done.allocated[at] - trace.running[at]) if done else 0
-    categories = trace.breakdown(at) | dict(rounding=rounding, workspaces=workspaces, context=context)
-    return Account(config, target, trace, done, categories, _host(config, target), workspaces + context)
+    rounding = int(done.allocated[at] - trace.running[at]) - sum(workspaces) if done else 0
+    categories = trace.breakdown(at) | dict(rounding=rounding, workspaces=sum(workspaces), context=context)
+    return Account(config, target, trace, done, categories, _host(config, target), context)
 
 # %% ../nbs/64_account.ipynb #235ca3e8
 def measured_peak(
@@ -142,10 +144,10 @@ def alternatives(
     config:Config,
     limit:int,         # bytes of the card
     target:str='cuda', # 'cuda' or 'cpu'
-    fixed:int=0,       # bytes of workspaces and context
+    context:int=0,     # bytes, measured
 )->tuple: # the limit, and [(change, peak in bytes), …], the mildest first: what `explain_oom` asks of its `predict`
     "What could be changed, and the peak it would have"
-    peak = lambda **fields: account(config.model, replace(config.train, **fields), target).peak_reserved + fixed
+    peak = lambda **fields: account(config.model, replace(config.train, **fields), target).peak_reserved + context
     now, found = peak(), [(said, peak(**fields)) for said, fields in _changes(config.train)]
     return limit, [(said, n) for said, n in found if n < now]
 
@@ -163,7 +165,7 @@ def verdict(
     "Does it fit, and by how much"
     room, what = limit - a.total, fmt_bytes(abs(limit - a.total))
     if room < 0: return f'does not fit into {fmt_bytes(limit)}: {what} too much'
-    unknown = '' if a.fixed or a.target == 'cpu' else '; the context and library workspaces, not measured here, come out of that'
+    unknown = '' if a.context or a.target == 'cpu' else '; the CUDA context and library workspaces, not measured here, come out of that'
     return f'fits into {fmt_bytes(limit)}, {what} to spare{unknown}'
 
 # %% ../nbs/64_account.ipynb #03161483
@@ -190,7 +192,7 @@ def as_dict(
     op = a.trace.peak_operator()
     return dict(preset=a.config.preset, model=dataclasses.asdict(a.config.model), train=dataclasses.asdict(a.config.train), target=a.target,
                 categories=a.categories, peak_requested=a.trace.peak, peak_allocated=a.peak_allocated, peak_reserved=a.peak_reserved,
-                fixed=a.fixed, total=a.total, limit=limit, fits=None if limit is None else a.fits(limit), host=a.host,
+                total=a.total, limit=limit, fits=None if limit is None else a.fits(limit), host=a.host,
                 peak=dict(op=op.op, phase=op.phase, layer=op.layer, step=op.step))
 
 # %% ../nbs/64_account.ipynb #a9c8cb38
@@ -214,7 +216,7 @@ def elleci_memory(
     optimizer:str|None=None,  # lion or adamw
     precision:str|None=None,  # bf16 or fp32
     checkpointing:str|None=None, # none or block
-    context:str|None=None, # size of the CUDA context and workspaces, measured
+    context:str|None=None, # size of the CUDA context with its loaded kernels, measured, e.g. 400MiB
     draw:str|None=None,  # a file for the timeline, e.g. memory.png
     json:bool=False,     # print numbers for programs
 )->Account:
@@ -223,7 +225,7 @@ def elleci_memory(
     a = account(config.model, config.train, context=parse_bytes(context) if context else 0, name=preset)
     print(_as_json(as_dict(a, limit)) if json else report(a, limit))
     if limit and not json and not a.fits(limit):
-        _, found = alternatives(config, limit, fixed=a.fixed)
+        _, found = alternatives(config, limit, context=a.context)
         for change, peak in found: print(f"{'  fits' if peak <= limit else 'no fit'} with {change}: {fmt_bytes(peak)}")
     if draw: _save(draw_timeline(a, limit), draw)
     return a

@@ -304,6 +304,17 @@ def _recipe(args, out, described, fresh):
     return make
 
 # %% ../../nbs/11_dryrun.ipynb #c4880bb1
+RECIPES = {}   # (operator, what its outputs depend on): a function of the arguments; grows with the shapes that were met
+
+# %% ../../nbs/11_dryrun.ipynb #b21ed301
+class _Op:
+    "What the recorder wants to know of an operator, looked up once"
+    def __init__(self, func, target):
+        self.func, self.name, self.is_view = func, str(func), func.is_view
+        watched = {aten._local_scalar_dense.default, aten.add.Tensor} | SCATTERS | ALARMS | PASS_ON
+        self.special = func in watched or (target, func) in SCRATCH or (target == 'cpu' and torch.Tag.pointwise in func.tags)
+
+# %% ../../nbs/11_dryrun.ipynb #68f05c2d
 class Recorder(TorchDispatchMode):
     "Writes down the storages that are born and die in a step on meta tensors; used by `dry_run`"
     @classmethod
@@ -311,39 +322,49 @@ class Recorder(TorchDispatchMode):
     def __init__(self, target, model, inputs):
         super().__init__(); _uses_when_alone()                            # found out while autograd can still be watched
         self.target, self.place, self.step = target, _Place(model), 0
-        self.allocations, self.events, self.live, self.recipes, self.gradients, self.alarms, self.last = [], [], {}, {}, set(), set(), ''
+        self.allocations, self.events, self.live, self.ops, self.gradients, self.alarms, self.last = [], [], {}, {}, set(), set(), ''
         for n, p in [*model.named_parameters(), *model.named_buffers()]: self._opening(p, n.rpartition('.')[0], 'weights')
         for t in inputs: self._opening(t, '', 'inputs')
         self.place.phase = 'forward'
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if func is aten._local_scalar_dense.default and args[0].is_meta: return int(_key(args[0]) not in self.alarms)
+        op = self.ops.get(id(func)) or self.ops.setdefault(id(func), _Op(func, self.target))
         self._notice(args)
-        if func is aten.add.Tensor and _adds_in_place(args, kwargs) and _from_engine(1): return args[0]
-        if func in SCATTERS and args[0].is_meta and _from_engine(1): return args[0]
+        return (self._special if op.special else self._result)(op, args, kwargs or {})
+
+    def _special(self, op, args, kwargs):
+        func = op.func
+        if func is aten._local_scalar_dense.default and args[0].is_meta: return int(_key(args[0]) not in self.alarms)
+        if func is aten.add.Tensor and _adds_in_place(args, kwargs) and _from_engine(2): return args[0]
+        if func in SCATTERS and args[0].is_meta and _from_engine(2): return args[0]
         before, after = _temporaries(self.target, func, args, kwargs)
-        passing = [self._born(n, func) for n in before]
-        out = self._result(func, args, kwargs)
+        passing = [self._born(n, op.name) for n in before]
+        out = self._result(op, args, kwargs)
         if func in ALARMS or func in PASS_ON and _key(args[0]) in self.alarms: self.alarms |= {_key(t) for t in _tensors(out)}
-        for i in reversed(passing + [self._born(n, func) for n in after]): self._died(i)
+        for i in reversed(passing + [self._born(n, op.name) for n in after]): self._died(i)
         return out
 
-    def _result(self, func, args, kwargs):
-        key = None if func.is_view else (func, _describe(args), _describe(kwargs.values()))
-        if key in self.recipes: out = self.recipes[key](args)
+    def _result(self, op, args, kwargs):
+        key = None if op.is_view else (id(op.func), _describe(args), _describe(kwargs.values()) if kwargs else ())
+        recipe = RECIPES.get(key)
+        if recipe: out = recipe(args)
         else:
-            out = func(*args, **kwargs)
-            fresh = [t.is_meta and _key(t) not in self.live for t in _tensors(out)]
-            recipe = _recipe(args, out, key[1], fresh) if key else None
-            if recipe: self.recipes[key] = recipe
-        for k, t in enumerate(_tensors(out)):
-            if t.is_meta or self.target == 'cpu': self._see(t, func, args, k, not isinstance(out, Tensor))
+            out = op.func(*args, **kwargs)
+            if key: self._learn(key, args, out)
+        if isinstance(out, Tensor): self._see(out, op.name, args, 0, False)
+        else:
+            for k, t in enumerate(_tensors(out)): self._see(t, op.name, args, k, True)
         return out
 
-    def _see(self, t, func, args, k, many):
-        key = _key(t)
-        if key not in self.live: self._follow(t, key, self._born(t.untyped_storage().nbytes(), func, args, k, many))
+    def _learn(self, key, args, out):
+        fresh = [t.is_meta and _key(t) not in self.live for t in _tensors(out)]
+        recipe = _recipe(args, out, key[1], fresh)
+        if recipe: RECIPES[key] = recipe
+
+    def _see(self, t, name, args, k, many):
+        if not t.is_meta and self.target == 'cuda': return
+        storage = t.untyped_storage(); key = storage._cdata
+        if key not in self.live: self._follow(t, key, self._born(storage.nbytes(), name, args, k, many))
         if self.place.now()[0] == 'gradient': self.gradients.add(self.live[key][0])
 
     def _follow(self, t, key, i):
@@ -367,7 +388,7 @@ class Recorder(TorchDispatchMode):
         (phase, layer), i, parts = self.place.now(), len(self.allocations), ()
         if phase == 'optimizer' and not layer and args: layer, parts = self._made_for(args, k, many)
         self.last = layer if phase == 'optimizer' and not many else ''
-        self.allocations.append(Allocation(nbytes, phase, layer, str(op), self.step, len(self.events), parts=parts))
+        self.allocations.append(Allocation(nbytes, phase, layer, op, self.step, len(self.events), parts=parts))
         self.events.append(i)
         return i
 
