@@ -7,14 +7,14 @@ __all__ = ['rehearse', 'Account', 'account', 'measured_peak', 'draw_timeline', '
            'elleci_memory', 'memory_command']
 
 # %% ../nbs/64_account.ipynb #a0cc4f10
-import dataclasses, json
+import contextlib, dataclasses, json
 from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from .core import GiB, MiB, UserError, figure, fmt_bytes, fmt_count, require, run_command
 from .config import Config, ModelConfig, TrainConfig, preset as preset_config
-from .memory.ledger import CATEGORIES, COLOURS, card_bytes, parameter_counts, parse_bytes
-from .memory.allocator import Replay, OutOfMemory, replay
+from .memory.ledger import COLOURS, card_bytes, parameter_counts, parse_bytes
+from .memory.allocator import Replay, replay
 from .memory.dryrun import Trace, compose, dry_run
 from .model import Elleci
 from .optim import make_optimizer
@@ -47,8 +47,9 @@ def rehearse(
     "The memory of our own training step, allocation by allocation; blocks that repeat are run once and composed"
     L, p = model.n_layers, _period(model.mixers)
     short = p + 2 + (L - p - 2) % p
-    if short >= L: return _run(model, train, target, steps)
-    return compose(_run(replace(model, n_layers=short), train, target, steps), p, L - short)
+    if short < L:
+        with contextlib.suppress(UserError): return compose(_run(replace(model, n_layers=short), train, target, steps), p, L - short)
+    return _run(model, train, target, steps)
 
 # %% ../nbs/64_account.ipynb #ce8a1acf
 @dataclass(frozen=True)

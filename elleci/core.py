@@ -8,7 +8,7 @@ __all__ = ['KiB', 'MiB', 'GiB', 'fmt_bytes', 'fmt_count', 'UserError', 'optional
            'memory_free', 'replace_file', 'atomic_write', 'run_command', 'figure']
 
 # %% ../nbs/00_core.ipynb #0b6d038c
-import contextlib, importlib, inspect, os, random, re, sys, typing
+import importlib, inspect, os, random, re, sys, typing
 from pathlib import Path
 import numpy as np
 import torch

@@ -7,7 +7,7 @@ __all__ = ['SCRATCH', 'emulate', 'scratch', 'Allocation', 'Trace', 'dry_run', 'c
 
 # %% ../../nbs/11_dryrun.ipynb #fdb2b1a6
 import bisect, contextlib, functools, gc, re, sys, weakref
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from unittest import mock
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
-from ..core import UserError, fmt_bytes
+from ..core import UserError
 from .ledger import CATEGORIES
 
 # %% ../../nbs/11_dryrun.ipynb #acb84b7b
@@ -363,8 +363,9 @@ class Recorder(TorchDispatchMode):
 
     def _see(self, t, name, args, k, many):
         if not t.is_meta and self.target == 'cuda': return
-        storage = t.untyped_storage(); key = storage._cdata
-        if key not in self.live: self._follow(t, key, self._born(storage.nbytes(), name, args, k, many))
+        storage = t.untyped_storage(); key, nbytes = storage._cdata, storage.nbytes()
+        if not nbytes: return
+        if key not in self.live: self._follow(t, key, self._born(nbytes, name, args, k, many))
         if self.place.now()[0] == 'gradient': self.gradients.add(self.live[key][0])
 
     def _follow(self, t, key, i):
@@ -379,8 +380,9 @@ class Recorder(TorchDispatchMode):
 
     def _opening(self, t, layer, category):
         "A storage that was there before the first step"
-        if _key(t) in self.live: return
-        self.allocations.append(Allocation(t.untyped_storage().nbytes(), 'build', layer, 'there before', 0, 0, category=category))
+        nbytes = t.untyped_storage().nbytes()
+        if _key(t) in self.live or not nbytes: return
+        self.allocations.append(Allocation(nbytes, 'build', layer, 'there before', 0, 0, category=category))
         self.events.append(len(self.allocations) - 1)
         self._follow(t, _key(t), self.events[-1])
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from ..core import GiB, KiB, MiB, UserError, fmt_bytes, memory_free, memory_in_use, optional, pick_device
+from ..core import KiB, MiB, UserError, fmt_bytes, memory_free, memory_in_use, optional, pick_device
 
 # %% ../../nbs/13_measure.ipynb #7392f722
 def _device(
