@@ -12,7 +12,7 @@ from elleci.account import account
 from elleci.config import preset
 from elleci.core import atomic_write, fmt_bytes
 from elleci.memory.allocator import replay
-from elleci.memory.dryrun import compose, dry_run
+from elleci.memory.dryrun import compose, dry_run, uncollected
 from tiny import ROOT, commit, hardware
 
 class Layer(nn.Module):
@@ -57,6 +57,7 @@ def step_of(layers, *shape, T=2048):
         optimizer.step()
     return step, model, [tokens]
 
+@uncollected()
 def transformer(layers, *shape):
     "Peak and reserved bytes of a Transformer with `layers` layers, three of them run"
     trace = compose(dry_run(*step_of(3, *shape)), 1, layers - 3, blocks='layers')

@@ -15,7 +15,7 @@ from .core import GiB, MiB, UserError, figure, fmt_bytes, fmt_count, require, ru
 from .config import Config, ModelConfig, TrainConfig, preset as preset_config
 from .memory.ledger import COLOURS, card_bytes, parameter_counts, parse_bytes
 from .memory.allocator import Replay, replay
-from .memory.dryrun import Trace, compose, dry_run
+from .memory.dryrun import Trace, compose, dry_run, uncollected
 from .model import Elleci
 from .optim import make_optimizer
 from .engine import step
@@ -81,6 +81,7 @@ def _host(config, target):
             'batches': t.accumulate*3*8*t.batch_size*t.seq_len}
 
 # %% ../nbs/64_account.ipynb #a8282586
+@uncollected()
 def account(
     model:ModelConfig,
     train:TrainConfig,
