@@ -222,6 +222,7 @@ def _train(run, config, device, done, a):
     atomic_write(run/'config.json', config_to_json(config)); forget_after(run, done)
     save = lambda i: save_checkpoint(run, model, optimizer, i, data=rows.fingerprint)
     log, progress, say = _reporter(run, t.steps, done)
+    rows.batch(done*t.accumulate, t.batch_size)                        # shuffles the epoch here and not in the step that is measured
     watched = lambda steps: compared(progress(steps), a, model, optimizer, say)
     with stop_on_signal() as stopped, _explained(config, a, memory_free(device)):
         try: last = fit(model, optimizer, rows, val, t, log, save, done, stopped, watched)
