@@ -104,6 +104,7 @@ def _check_train(t):
     "Refuse settings that no run could use; called when a `TrainConfig` is made"
     _check_types(t)
     _check(0 <= t.seed < 2**63, f'seed is {t.seed}: give a whole number of 0 or more, below 2⁶³.')
+    for name in ('steps', 'seq_len', 'batch_size', 'accumulate'): _check(getattr(t, name) < 10**9, f'{name} is {getattr(t, name)}: give less than 10⁹.')
     for name in ('steps', 'seq_len', 'batch_size', 'accumulate', 'val_every', 'val_rows', 'save_every', 'lr', 'clip'):
         _check(getattr(t, name) > 0, f'{name} is {getattr(t, name)}: give a positive number.')
     _check(t.optimizer in ('lion', 'adamw'), f"optimizer is {t.optimizer!r}: use 'lion' or 'adamw'.")

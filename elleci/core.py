@@ -22,7 +22,7 @@ def fmt_bytes(
     n:float, # bytes, may be negative (a difference)
 )->str:
     "`n` bytes in the largest binary unit that keeps at least one whole unit"
-    for unit, name in ((GiB, 'GiB'), (MiB, 'MiB'), (KiB, 'KiB')):
+    for unit, name in ((1024*GiB, 'TiB'), (GiB, 'GiB'), (MiB, 'MiB'), (KiB, 'KiB')):
         if abs(n) >= unit: return f'{n/unit:,.2f} {name}'
     return f'{n:,.0f} B'
 

@@ -20,7 +20,7 @@ from .model import IGNORE, Elleci, token_loss
 from .optim import make_optimizer
 from .engine import autocast, step
 from .schedules import lr_factor
-from .account import Account, account, alternatives, measured_peak
+from .account import Account, account, alternatives, measured_peak, settings
 from .data.tokenizer import load_tokenizer, save_tokenizer
 from .data.packing import corpus_tokenizer, pack, read_documents, split_documents
 from .checkpoint import STATE, checkpoint_text, load_checkpoint, save_checkpoint, saved_step
@@ -154,15 +154,19 @@ def _explained(config, a, free):
     raise UserError(text)
 
 # %% ../nbs/76_train.ipynb #65cd3bf4
+FREE = ('steps', 'save_every', 'checkpointing')   # what may change when a run goes on: the rest would make it another run
+
+# %% ../nbs/76_train.ipynb #da66e1e6
 def _begin(run, preset, changes, resume):
     "The configuration of a new run, or of the one to go on with; `changes` are the settings that were given"
     path = run/'config.json'
     if not resume and saved_step(run): raise UserError(f'{run} already holds a model at step {saved_step(run)}: add --resume to go on, or give another --out.')
     if not (resume and path.exists()): return preset_config(preset or 'elleci-tiny', **changes)
     config = config_from_json(path.read_text(encoding='utf-8'))
-    fixed = {'preset': (preset, config.preset), **{k: (changes[k], getattr(config.train, k)) for k in ('seed', 'data') if k in changes}}
+    fixed = {'preset': (preset, config.preset), **{k: (v, getattr(config.train, k)) for k, v in changes.items() if k not in FREE}}
     for name, (given, own) in fixed.items():
-        if given not in (None, own): raise UserError(f'{run} was begun with --{name} {own}, not {given}: leave it out, or give another --out.')
+        flag = dict(batch_size='batch', seq_len='seq').get(name, name)
+        if given not in (None, own): raise UserError(f'{run} was begun with --{flag} {own}, not {given}: leave it out, or give another --out.')
     return dataclasses.replace(config, train=dataclasses.replace(config.train, **changes))
 
 # %% ../nbs/76_train.ipynb #b8d27fd0
@@ -211,7 +215,7 @@ def _reporter(run, steps, done):
     return log, progress, bar.write
 
 # %% ../nbs/76_train.ipynb #6d924a4d
-def _train(run, config, device, done, a):
+def _train(run, config, device, done, a, free):
     "Everything between a configuration and a trained model in `run`, from step `done` on"
     t = config.train
     if not done: (run/'tokenizer.json').unlink(missing_ok=True)
@@ -224,7 +228,7 @@ def _train(run, config, device, done, a):
     log, progress, say = _reporter(run, t.steps, done)
     rows.batch(done*t.accumulate, t.batch_size)                        # shuffles the epoch here and not in the step that is measured
     watched = lambda steps: compared(progress(steps), a, model, optimizer, say)
-    with stop_on_signal() as stopped, _explained(config, a, memory_free(device)):
+    with stop_on_signal() as stopped, _explained(config, a, free):
         try: last = fit(model, optimizer, rows, val, t, log, save, done, stopped, watched)
         except FloatingPointError as e: raise UserError(str(e)) from None
     if last < t.steps: raise KeyboardInterrupt(f'stopped after step {last} and saved; go on with `elleci_train --out {run} --resume`.')
@@ -247,17 +251,24 @@ def elleci_train(
     seed:int|None=None,   # of weights and data order
     data:str|None=None,   # a folder of .txt or .md files (default: the embedded corpus)
     save_every:int|None=None, # steps between checkpoints
+    batch:int|None=None,  # rows in a micro-batch
+    seq:int|None=None,    # tokens in a row
+    accumulate:int|None=None, # micro-batches in an optimizer step
+    optimizer:str|None=None,  # lion or adamw
+    precision:str|None=None,  # bf16 or fp32
+    checkpointing:str|None=None, # none or block
     resume:bool=False,    # go on with the run in --out; begins at step 0 where nothing was saved yet
 )->Path: # the run's folder
     "Train a model from text; Ctrl-C saves and says how to go on"
     run = Path(out or f"runs/{preset or 'elleci-tiny'}")
-    given = {k: v for k, v in dict(steps=steps, seed=seed, data=data, save_every=save_every).items() if v is not None}
+    given = settings(steps=steps, seed=seed, data=data, save_every=save_every, batch=batch, seq=seq, accumulate=accumulate,
+                     optimizer=optimizer, precision=precision, checkpointing=checkpointing)
     config, device = _begin(run, preset, given, resume), pick_device()
     done = saved_step(run)
     if done >= config.train.steps: print(f'{run} is complete: {done} steps.')
     else:
-        a = announce(config, device, memory_free(device))
-        with _claim(run): _train(run, config, device, done, a)
+        free = memory_free(device); a = announce(config, device, free)
+        with _claim(run): _train(run, config, device, done, a, free)
     _sample(run, config, device)
     return run
 

@@ -73,7 +73,7 @@ def _dropout(real, target):
 LOWER = '''linear matmul __matmul__ __rmatmul__ mm bmm addmm baddbmm einsum conv1d conv2d conv3d scaled_dot_product_attention'''
 WIDER = {'cpu': '''cross_entropy nll_loss mse_loss smooth_l1_loss kl_div binary_cross_entropy prod''',
          'cuda': '''cross_entropy nll_loss mse_loss smooth_l1_loss l1_loss kl_div binary_cross_entropy_with_logits softmax log_softmax logsumexp layer_norm
-                    group_norm softplus exp log log1p pow __pow__ rsqrt reciprocal sum norm cumsum prod cosine_similarity'''}
+                    group_norm rms_norm softplus exp log log1p pow __pow__ rsqrt reciprocal sum norm cumsum prod cosine_similarity'''}
 
 # %% ../../nbs/11_dryrun.ipynb #ec39b190
 def _cast(a, dtype, cache):
@@ -233,7 +233,7 @@ SCATTERS = {aten.scatter_add.default, aten.index_add.default, aten.index_put.def
 class Allocation:
     "One storage: what it is, who made it, when it lived"
     nbytes:int      # as requested; the allocator rounds, see `12_allocator`
-    phase:str       # in which it was made
+    phase:str       # in which it was made: build, forward, recompute, backward, gradient (its accumulation), optimizer, zero_grad
     layer:str       # name of the module that made it; '' outside all modules
     op:str          # operator that made it
     step:int        # training step, from 0
@@ -266,7 +266,9 @@ class _Place:
         self.names = {id(m): n or '(model)' for n, m in model.named_modules()}
         self.owner = {id(p): n.rpartition('.')[0] for n, p in model.named_parameters()}
         self.since, self.layers = [0], ['']
-    def enter(self, module, args): self._mark(self.stack.append(self.names.get(id(module), self.stack[-1])))
+    def enter(self, module, args):
+        if torch._C._current_autograd_node() is None: self.done = False                 # a forward pass, whatever came before
+        self._mark(self.stack.append(self.names.get(id(module), self.stack[-1])))
     def leave(self, module, args, out): self._mark(self.stack.pop())
     def _mark(self, _): self.since.append(torch.autograd._get_sequence_nr()); self.layers.append(self.stack[-1])
     def now(self):

@@ -88,13 +88,13 @@ def _allocations(
 def _as_events(
     opening:list, # bytes of each storage that was there before
     found:list,   # from `_allocations`
-    floor:int,    # smaller storages are left out
+    smallest:int, # bytes; smaller storages are left out
 ):
     "Allocation events and the operator of each key"
     events = [('a', i, n) for i, n in enumerate(opening)]
     ops, alive = dict.fromkeys(range(len(opening)), 'before'), {i - 2**62: i for i in range(len(opening))}
     for _, address, n, op in found:
-        if n >= floor:
+        if n >= smallest:
             alive[address] = key = len(ops); ops[key] = op
             events.append(('a', key, n))
         elif n < 0 and address in alive: events.append(('f', alive.pop(address)))
@@ -135,8 +135,8 @@ class Measurement:
 @contextlib.contextmanager
 def _measure_cpu(
     m:Measurement,
-    known,     # tensors that live already
-    floor:int, # bytes
+    known,        # tensors that live already
+    smallest:int, # bytes
 ):
     "Fill `m` from the profiler's allocation events"
     try: storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in known}.values()
@@ -154,7 +154,7 @@ def _measure_cpu(
     try: yield
     finally:
         prof.stop(); del watched
-        m.events, m.ops = _as_events(opening, _allocations(prof), floor)
+        m.events, m.ops = _as_events(opening, _allocations(prof), smallest)
         live = live_bytes(m.events)
         m.start, m.end = sum(opening), int(live[-1]) if len(live) else 0
         m.peak_allocated = int(live.max(initial=0))
@@ -218,14 +218,14 @@ _MEASURING = threading.Lock() # held while something is measured
 def measure(
     device:torch.device, # where the work happens
     known=(),            # CPU: tensors that live already and shall be counted; a list that nobody else holds
-    floor:int=16,        # CPU: bytes; smaller storages (Python numbers made tensors) are left out
+    smallest:int=16,     # CPU: bytes; smaller storages (Python numbers made tensors) are left out
     entries:int=10**6,   # GPU: length of the allocator's history
 ): # a context manager that gives a `Measurement`
     "Record every allocation and free of this thread, with the operator that made it; no dispatch mode is active"
     m = Measurement(device := _device(device), before=memory_now(device))
     if device.type == 'cpu' and torch.autograd._profiler_enabled() or not _MEASURING.acquire(blocking=False):
         raise UserError('Something is being measured or profiled already: end that first, or measure the whole and read its `events`.')
-    inner = _measure_cuda(m, entries) if device.type == 'cuda' else _measure_cpu(m, known, floor)
+    inner = _measure_cuda(m, entries) if device.type == 'cuda' else _measure_cpu(m, known, smallest)
     del known
     try:
         with inner: yield m
@@ -561,8 +561,8 @@ def _fitting(
         change, peak = min(candidates, key=lambda c: c[1])
         return [f'Of {len(candidates)} changes tried none fits {fmt_bytes(limit)}. The nearest, still {fmt_bytes(peak - limit)} too large:',
                 f'   {change}: peak {fmt_bytes(peak)}']
-    said = ('No change is known that would fit', 'One change would fit', 'Two changes would fit', 'What would fit, least costly first,')
-    return [f'{said[len(fit)]} in {fmt_bytes(limit)}:'] + [f'  {i}. {change}: peak {fmt_bytes(peak)}, {fmt_bytes(limit - peak)} to spare'
+    said = ('No change is known that would fit', 'One change would fit', 'Two changes would fit', 'What would fit')
+    return [f"{said[len(fit)]} into {fmt_bytes(limit)}{', least costly first' if len(fit) > 1 else ''}:"] + [f'  {i}. {change}: peak {fmt_bytes(peak)}, {fmt_bytes(limit - peak)} to spare'
                                                 for i, (change, peak) in enumerate(fit, 1)]
 
 # %% ../../nbs/13_measure.ipynb #8f4cda4f
