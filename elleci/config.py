@@ -25,7 +25,7 @@ class ModelConfig:
     vocab_size:int = 32_128       # V, a multiple of 128
     d_model:int = 2048            # D
     n_layers:int = 24             # L
-    pattern:str = 'MMMA'          # mixers, repeated down the stack: M Mamba-2, A MLA
+    pattern:str = 'MMMA'          # mixers, repeated down the stack: M Mamba-2, A MLA, E eigenstates
     headdim:int = 64              # P
     d_state:int = 16              # N
     ngroups:int = 1               # G
@@ -38,6 +38,7 @@ class ModelConfig:
     v_head_dim:int = 128          # a value head
     kv_lora_rank:int = 128        # latent numbers cached per token
     rope_theta:float = 100_000.   # RoPE base
+    n_eigenstates:int = 128       # K, decaying oscillators of an eigenstate layer
     d_ff:int = 5632               # SwiGLU width
     ternary:bool = True           # BitNet b1.58 linears; False: ordinary ones
     tie_embeddings:bool = False   # one matrix for embedding and head
@@ -67,7 +68,8 @@ def _check_model(c):
     for name, value in dataclasses.asdict(c).items():
         if type(value) is int: _check(value > 0, f'{name} is {value}: give a positive whole number.')
     _check(c.vocab_size % 128 == 0, f'vocab_size is {c.vocab_size}: round it up to {-(-c.vocab_size//128)*128}, a multiple of 128.')
-    _check(c.pattern and set(c.pattern) <= set('MA'), f"pattern is {c.pattern!r}: use the letters M (Mamba-2) and A (MLA), as in 'MMMA'.")
+    _check(c.pattern and set(c.pattern) <= set('MAE'),
+           f"pattern is {c.pattern!r}: use the letters M (Mamba-2), A (MLA) and E (eigenstates), as in 'MMMA'.")
     _check(c.d_inner % c.headdim == 0, f'd_inner = expand × d_model = {c.d_inner} is not a multiple of headdim = {c.headdim}: change one of them.')
     _check(c.n_ssm_heads % c.ngroups == 0, f'{c.n_ssm_heads} SSM heads cannot be split into ngroups = {c.ngroups}: give a divisor.')
     _check(c.qk_rope_head_dim % 2 == 0, f'qk_rope_head_dim is {c.qk_rope_head_dim}: RoPE turns pairs, give an even number.')

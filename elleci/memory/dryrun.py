@@ -114,6 +114,7 @@ def emulate(
     cache, devices, choosing = {}, lambda real: lambda: [*real(), 'meta'], sys.modules['torch.optim.optimizer']
     with contextlib.ExitStack() as stack:
         put = lambda owner, name, wrap: stack.enter_context(mock.patch.object(owner, name, wrap(getattr(owner, name))))
+        put(sys.modules['elleci.core'], 'META_ACTS_AS', lambda real: target)
         put(F, 'scaled_dot_product_attention', lambda real: _sdpa(real, target))
         put(F, 'dropout', lambda real: _dropout(real, target))
         put(F, 'linear', _linear)
