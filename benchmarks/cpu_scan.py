@@ -9,9 +9,9 @@ import argparse, dataclasses, datetime, json, statistics, time
 import torch
 from elleci.config import ModelConfig
 from elleci.core import assert_close, atomic_write, optional, seed_everything
+from elleci.kernels.ssd import ssd
 from elleci.kernels.ssd_reference import ssd_chunked
 from elleci.layers import mamba2
-from ssd_seam import ssd                     # becomes: from elleci.kernels.ssd import ssd
 from tiny import ROOT, commit, hardware
 
 class StraightThrough(torch.autograd.Function):

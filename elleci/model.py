@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from .config import ModelConfig
 from .layers.norm import RMSNorm
+from .layers.eigenstate import Eigenstate
 from .layers.mamba2 import Mamba2
 from .layers.mla import MLA
 from .layers.ffn import SwiGLU, linear_class
 
 # %% ../nbs/50_model.ipynb #94c6f2e6
-MIXERS = {'M': Mamba2, 'A': MLA}
+MIXERS = {'M': Mamba2, 'A': MLA, 'E': Eigenstate}
 
 # %% ../nbs/50_model.ipynb #f7a30564
 class Block(nn.Module):
@@ -106,9 +107,9 @@ def parameter_table(
     model:nn.Module, # an `Elleci`, on any device, `meta` too
 )->dict: # part: number of parameters; tied matrices count once
     "Parameters by part of the model"
-    kinds = {Mamba2: 'Mamba-2', MLA: 'MLA', SwiGLU: 'SwiGLU', RMSNorm: 'norms', nn.Embedding: 'embedding and head', nn.Linear: 'embedding and head'}
-    table, seen = dict.fromkeys(kinds.values(), 0), set()
+    kinds = {Mamba2: 'Mamba-2', MLA: 'MLA', Eigenstate: 'eigenstates', SwiGLU: 'SwiGLU', RMSNorm: 'norms', nn.Embedding: 'embedding and head', nn.Linear: 'embedding and head'}
     parts = [m for b in model.blocks for m in b.children()] + [model.norm, model.embedding, model.head]
+    table, seen = {part: 0 for kind, part in kinds.items() if any(type(m) is kind for m in parts)}, set()
     for part in parts:
         fresh = {id(p): p.numel() for p in part.parameters() if id(p) not in seen}
         seen |= fresh.keys(); table[kinds[type(part)]] += sum(fresh.values())

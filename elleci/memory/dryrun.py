@@ -146,7 +146,9 @@ def scratch(
 
 # %% ../../nbs/11_dryrun.ipynb #8495ebff
 @scratch(aten.sum.default, aten.sum.dim_IntList, target='cpu')
-def _sum_cpu(x, *args, **kwargs): return ([8*x.numel()] if x.dtype == torch.bool else []), []
+def _sum_cpu(x, *args, dtype=None, **kwargs):
+    if dtype not in (None, x.dtype): return [], [dtype.itemsize*x.numel()]
+    return ([8*x.numel()] if x.dtype == torch.bool else []), []
 
 # %% ../../nbs/11_dryrun.ipynb #aee2d56d
 def _tile(q, k):

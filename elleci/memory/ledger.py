@@ -55,10 +55,11 @@ CATEGORIES = ('weights', 'gradients', 'optimizer', 'inputs', 'activations', 'log
 # %% ../../nbs/10_ledger.ipynb #9413269e
 def _mixer_shapes(
     c:ModelConfig,
-    mixer:str, # 'M' or 'A'
+    mixer:str, # 'M', 'A' or 'E'
 )->dict: # name inside the mixer: shape
     "Parameters of one mixer"
-    D, H, P = c.d_model, c.n_ssm_heads, (c.conv_dim,)
+    D, H, K, P = c.d_model, c.n_ssm_heads, c.n_eigenstates, (c.conv_dim,)
+    if mixer == 'E': return {'log_rate': (K,), 'log_freq': (K,), 'D': (2*K,), 'in_proj.weight': (4*K, D), 'out_proj.weight': (D, 2*K)}
     if mixer == 'M':
         return {'conv_weight': (*P, c.d_conv), 'conv_bias': P, 'A_log': (H,), 'dt_bias': (H,), 'D': (H,), 'norm.weight': (c.d_inner,),
                 'in_proj.weight': (c.d_inner + c.conv_dim + H, D), 'out_proj.weight': (D, c.d_inner)}
@@ -84,9 +85,10 @@ def parameter_counts(
     model:ModelConfig,
 )->dict: # part: number of parameters; tied matrices count once
     "Parameters by part of the model"
-    parts = dict.fromkeys(('Mamba-2', 'MLA', 'SwiGLU', 'norms', 'embedding and head'), 0)
+    mixers = {'M': 'Mamba-2', 'A': 'MLA', 'E': 'eigenstates'}
+    parts = {mixers[m]: 0 for m in sorted(set(model.mixers), reverse=True)} | dict.fromkeys(('SwiGLU', 'norms', 'embedding and head'), 0)
     for name, shape in parameter_shapes(model).items():
-        if '.mixer.' in name: part = {'M': 'Mamba-2', 'A': 'MLA'}[model.mixers[int(name.split('.')[1])]]
+        if '.mixer.' in name: part = mixers[model.mixers[int(name.split('.')[1])]]
         else: part = 'SwiGLU' if '.ffn.' in name else 'norms' if 'norm' in name else 'embedding and head'
         parts[part] += math.prod(shape)
     return parts
@@ -163,74 +165,43 @@ def _mla(
             | {'mask': s*B*T*T} | {x: s*n*H*max(key, v) for x in ('queries', 'keys', 'values', 'output')} | {'log-sum-exp': 4*n*H}
             | _named('o_proj', _linear(c, s, n, H*v, c.d_model, shared=v >= key)))
 
-# %% ../../nbs/10_ledger.ipynb #222f8515
-def _states(
-    B:int, # rows
-    C:int, # states in a row
-    H:int, # heads
-    K:int, # numbers in a state
-    width:int=64, # longest sequence treated as one matrix
-)->dict: # tensor: bytes
-    "Kept by the recurrence over chunk states: one matrix of decays, or blocks of them and the same again over the blocks"
-    m = -(-C//width) if C > width else 1
-    rows, Q = B*m, width if C > width else C
-    kept = {'same document': 8*rows*Q*Q, 'other document': rows*Q*Q, 'decays': 4*rows*H*Q*Q, 'added': 4*rows*Q*H*K}
-    if C <= width: return kept
-    ends = _states(B, m, H, K, width) | ({'added': 4*rows*Q*H*K} if B == 1 else {})    # of one row, a view of all states
-    return kept | {'came mask': rows*Q, 'came decays': 4*rows*Q*H, 'came': 4*rows*H*K} | _named('blocks', ends)
-
 # %% ../../nbs/10_ledger.ipynb #9138c19a
-def _scan(
-    c:ModelConfig,
-    B:int, # rows of the micro-batch
-    T:int, # tokens in a row
-)->dict: # tensor: bytes
-    "Kept by the chunked scan in plain operators (Dao and Gu 2024, §6), documents included"
-    H, P, G, N, Q = c.n_ssm_heads, c.headdim, c.ngroups, c.d_state, min(c.chunk_size, T)
-    C = -(-T//Q)
-    n = B*C*Q                                                                    # rows, the last chunk padded
-    decays = {'A': 4*H, '−A': 4*H, 'same document': 8*n*Q, 'other document': n*Q, 'decays': 4*n*H*Q, 'came mask': n, 'came decays': 4*n*H}
-    inputs = {'dt': 4*n*H} | {x: 4*n*H*P for x in ('x', 'x dt', 'x dt by chunk', 'x dt sent', 'received')} | {'B': 4*n*G*N, 'C': 4*n*G*N}
-    again = {'B by group': 4*n*G*N, 'C by group': 4*n*G*N} if G > 1 else {}       # one group needs no second layout
-    scores = {'scores': 4*n*G*Q, 'scores × decays': 4*n*H*Q}
-    came = -(-(C + 1)//64)*64 if B == 1 and C >= 64 else B*C                      # of one long row, a view of all states
-    return decays | inputs | again | scores | _named('between', _states(B, C + 1, H, P*N)) | {'came': 4*came*H*P*N}
-
-# %% ../../nbs/10_ledger.ipynb #e4e23ebc
-def _conv(
-    c:ModelConfig,
-    s:int, # bytes of a matmul operand
-    n:int, # rows
-)->dict: # tensor: bytes
-    "Kept by the causal convolution tap by tap, and the SiLU after it"
-    taps = {f'tap {k}': 4*n*c.conv_dim for k in range(c.d_conv)} | {f'mask of tap {k}': n for k in range(c.d_conv)}
-    return taps | {'SiLU input': s*n*c.conv_dim, 'x, B, C': s*n*c.conv_dim}
-
-# %% ../../nbs/10_ledger.ipynb #3ee9e244
 def _mamba(
     c:ModelConfig,
     s:int, # bytes of a matmul operand
     B:int, # rows of the micro-batch
     T:int, # tokens in a row
 )->dict: # tensor: bytes
-    "Kept by a Mamba-2 mixer in plain operators (Dao and Gu 2024, §7)"
-    n, d, width = B*T, c.d_inner, c.d_inner + c.conv_dim + c.n_ssm_heads
-    gate = {'all of in_proj': 4*n*width} if s == 4 else {'gate in fp32': 4*n*d}   # a view keeps its whole storage, a copy only itself
-    return (_named('in_proj', _linear(c, s, n, c.d_model, width)) | _named('conv', _conv(c, s, n)) | {'softplus input': 4*n*c.n_ssm_heads}
-            | _named('scan', _scan(c, B, T)) | gate | {'y': 4*n*d, 'SiLU of the gate': 4*n*d}
-            | _named('norm', _norm(n, d, c.ngroups)) | _named('out_proj', _linear(c, s, n, d, c.d_model)))
+    "Kept by a Mamba-2 mixer with documents (Dao and Gu 2024, §7)"
+    n, d, H, width = B*T, c.d_inner, c.n_ssm_heads, c.d_inner + c.conv_dim + c.n_ssm_heads
+    states = B*-(-T//min(c.chunk_size, T))*d*c.d_state                             # shorter chunks, as kernels take for fp32, keep more
+    scan = {'x, B, C': s*n*c.conv_dim, 'softplus input': 4*n*H, 'dt': 4*n*H, 'A': 4*H, '−A': 4*H, 'states': s*states, 'scan runs': 4*n}
+    return (_named('in_proj', _linear(c, s, n, c.d_model, width)) | {'all of in_proj': s*n*width, 'conv runs': 4*n} | scan
+            | {'y': s*n*d, 'inverse rms': 4*n*c.ngroups} | _named('out_proj', _linear(c, s, n, d, c.d_model)))
+
+# %% ../../nbs/10_ledger.ipynb #febf13d0
+def _eigenstate(
+    c:ModelConfig,
+    s:int, # bytes of a matmul operand
+    B:int, # rows of the micro-batch
+    T:int, # tokens in a row
+)->dict: # tensor: bytes
+    "Kept by an eigenstate mixer"
+    n, K, Q = B*T, c.n_eigenstates, min(c.chunk_size, T)
+    return (_named('in_proj', _linear(c, s, n, c.d_model, 4*K)) | {'u and z': s*n*4*K, 'states': 8*B*-(-T//Q)*Q*K}
+            | _named('out_proj', _linear(c, s, n, 2*K, c.d_model)))
 
 # %% ../../nbs/10_ledger.ipynb #1682cbbe
 def kept_by_block(
     model:ModelConfig,
-    mixer:str,         # 'M' or 'A'
+    mixer:str,         # 'M', 'A' or 'E'
     train:TrainConfig, # its batch_size, seq_len, precision
 )->dict: # tensor: bytes, one entry for each storage
     "What one block of the model, with documents, keeps from its forward to its backward"
-    if mixer not in ('M', 'A'): raise UserError(f"mixer is {mixer!r}: give 'M' (Mamba-2) or 'A' (attention).")
+    if mixer not in ('M', 'A', 'E'): raise UserError(f"mixer is {mixer!r}: give 'M' (Mamba-2), 'A' (attention) or 'E' (eigenstates).")
     s, B, T = {'fp32': 4, 'bf16': 2}[train.precision], train.batch_size, train.seq_len
     n, D = B*T, model.d_model
-    return (_named('mixer_norm', _norm(n, D)) | _named('mixer', {'M': _mamba, 'A': _mla}[mixer](model, s, B, T))
+    return (_named('mixer_norm', _norm(n, D)) | _named('mixer', {'M': _mamba, 'A': _mla, 'E': _eigenstate}[mixer](model, s, B, T))
             | _named('ffn_norm', _norm(n, D)) | _named('ffn', _swiglu(model, s, n)))
 
 # %% ../../nbs/10_ledger.ipynb #bb14c324

@@ -1,0 +1,1 @@
+"The parts of gpu_suite.py: a module each, found by name."

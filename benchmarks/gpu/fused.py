@@ -1,0 +1,58 @@
+"The convolution with its SiLU and the gated norm against plain torch: GB/s of the bytes that must move, as a share of the copy."
+import functools
+import torch
+import torch.nn.functional as F
+from elleci.kernels import fused
+from elleci.kernels.fused import conv_silu, gated_rms_norm
+from elleci.core import optional
+from gpu.bench import Stopwatch, both_ways, failed, free, no_grad, row
+
+def cases(dry): return [(1, 40, 32, 16)] if dry else [(4, 1024, 4096, 16), (8, 4096, 4096, 128)]          # (B, T, channels of x, N)
+
+def plain_conv(u, weight, bias): return F.silu(F.conv1d(F.pad(u.mT, (weight.shape[1] - 1, 0)), weight[:, None].to(u.dtype), bias.to(u.dtype), groups=len(bias))).mT
+
+def plain_norm(y, z, weight):
+    h = y.float()*F.silu(z.float())
+    return (h*torch.rsqrt(h.square().mean(-1, keepdim=True) + 1e-5)*weight).to(y.dtype)
+
+def dao_conv(u, weight, bias): return optional('causal_conv1d').causal_conv1d_fn(u.mT, weight.to(u.dtype), bias.to(u.dtype), activation='silu').mT
+
+def inputs(B, T, D, N, device='cpu', fill=True):
+    new = torch.randn if fill else torch.empty
+    proj, C = new(B, T, 2*D + 2*N + 64, device=device).bfloat16() if fill else new(B, T, 2*D + 2*N + 64, dtype=torch.bfloat16), D + 2*N
+    z, u, _ = proj.split([D, C, 64], -1)                            # views of one projection, as in the layer
+    y = new(B, T, D, device=device).bfloat16() if fill else new(B, T, D, dtype=torch.bfloat16)
+    return dict(u=u, weight=new(C, 4, device=device), bias=new(C, device=device)), dict(y=y, z=z, weight=new(D, device=device))
+
+def documents(B, T, device): return (torch.arange(T, device=device)//max(T//5, 30)).expand(B, T).contiguous()
+
+def launches(dry):
+    def both(case, docs):
+        conv, norm = inputs(*case, fill=False)
+        u, run = conv['u'], documents(*case[:2], 'cpu').int() if docs else None
+        y = fused.conv_silu_forward(*conv.values(), run, None); fused.conv_silu_backward(y, *conv.values(), run, None)
+        if docs: return
+        y, z, w = norm['y'].flatten(0, 1), norm['z'].flatten(0, 1), norm['weight']
+        out, r = fused.gated_norm_forward(y, z, w, 1, 1e-5); fused.gated_norm_backward(out, y, z, w, r)
+    return [(f'fused {c}', functools.partial(both, c, d)) for c in cases(dry) for d in (False, True)]
+
+def run(ctx):
+    watch = Stopwatch(ctx)
+    for case in cases(ctx.dry):
+        conv, norm = inputs(*case, ctx.device)
+        idx = documents(*case[:2], ctx.device)
+        ours = {'conv_silu': (conv, conv_silu, 2, 3, dict(plain_conv=plain_conv, **(dict(causal_conv1d=dao_conv) if optional('causal_conv1d') else {}))),
+                'conv_silu, documents': (conv, functools.partial(conv_silu, seq_idx=idx), 2, 3, {}),
+                'gated_rms_norm': (norm, gated_rms_norm, 3, 5, dict(plain_norm=plain_norm))}
+        for name, (e, f, forward, backward, others) in ours.items():
+            for kind, passes, way in (('forward', forward, no_grad), ('forward + backward', forward + backward, both_ways)):
+                times, label = watch({n: way(g, e) for n, g in dict(ours=functools.partial(f, backend='triton'), **others).items()}, .6), f'{name} {kind} {case}'
+                for n, t in times.items():
+                    if isinstance(t, Exception): yield failed(f'{n}, {label}', t)
+                good = {n: t for n, t in times.items() if not isinstance(t, Exception)}
+                if 'ours' not in good: continue
+                mine, nbytes = good.pop('ours'), passes*next(iter(e.values())).nbytes
+                yield row(label, nbytes/mine.ms/1e6, 'GB/s', **mine.fields())
+                yield row(f'{label}: of the copy', nbytes/mine.ms*1e3/ctx.machine['bandwidth'], 'of the bandwidth')
+                for n, t in good.items(): yield row(f'{label}: faster than {n}', t.ms/mine.ms, '×', **t.fields())
+        free()
