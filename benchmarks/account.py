@@ -84,7 +84,9 @@ def main():
                   date=datetime.datetime.now(datetime.timezone.utc).strftime('%Y-%m-%d %H:%M UTC'))
     path = ROOT/'data'/'results'/f"account-{result['commit']}.json"
     atomic_write(path, json.dumps(result, indent=1) + '\n')
-    for name, r in rows.items(): print(f"{name:24} {sorted(r['seconds'])[len(r['seconds'])//2]:.2f} s, at most {max(r['seconds']):.2f}   peak {fmt_bytes(r['peak'])}, reserved {fmt_bytes(r['reserved'])}")
+    for name, r in rows.items():
+        print(f"{name:24} {sorted(r['seconds'])[len(r['seconds'])//2]:.2f} s, at most {max(r['seconds']):.2f}   "
+              f"peak {fmt_bytes(r['peak'])}, reserved {fmt_bytes(r['reserved'])}")
     print(f'written to {path.relative_to(ROOT)}')
 
 if __name__ == '__main__': main()

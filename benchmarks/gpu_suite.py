@@ -1,101 +1,184 @@
-"""What the account predicts, against a GPU: data/results/gpu-<commit>.json. Needs torch and numpy, and a GPU; the rest where it is there.
+"""All that this project measures on a GPU, in at most 8 minutes, with torch, Triton and numpy alone: data/results/<gpu>-<commit>.json.
 
-    python benchmarks/gpu_suite.py [--only N] [--rehearse]
+    python benchmarks/gpu_suite.py [--only ssd,tiles] [--out FILE] [--commit NAME]
+    python benchmarks/gpu_suite.py --dry                                   toy sizes on the CPU, kernels interpreted, nothing written
+    python benchmarks/gpu_suite.py --only compile --capability 90          fill Triton's cache for a card that is not there
 
-Thirty configurations of our own step, each two steps from nothing: peak allocated (target: within 0.5 %) and reserved (within 1 %),
-the library workspaces and the context of this machine, and the allocator's own history replayed by ours, disagreements counted.
---rehearse predicts and prints without a GPU.
+Parts, each in a process of its own, so that what one breaks is not lost to the others:
+  machine   the card; copy and matmul, the ceilings that the others are held against (always runs first)
+  compile   every kernel that the parts chosen will launch, compiled on all cores before the card is used
+  numerics  every kernel against float64, forward and gradients; documents bit by bit; the same bits twice (a miss is a failure)
+  ssd       the scan against mamba-ssm (where installed) and chunked torch: time, share of the floors, peak memory
+  block     a Mamba-2 block of recipe A, with kernels and without; its peak against the account's
+  fused     convolution and gated norm: GB/s, against plain torch
+  decode    one token for many rows
+  account   thirty training configurations, peaks predicted against measured; the allocator's history replayed
+  tiles     the sizes in `_tiles`, tried out
+Results of parts that were not run are kept from an earlier run of the same card and commit. mamba-ssm: put its folder on PYTHONPATH.
+Exit code 1: a part broke, or a kernel computes something wrong. Targets that were missed are results.
 """
-import argparse, datetime, gc, gzip, itertools, json, tempfile
-from dataclasses import replace
+import argparse, datetime, importlib, json, math, os, re, subprocess, sys, tempfile, time
 from pathlib import Path
-import torch
-from elleci.account import account
-from elleci.config import ModelConfig, TrainConfig
-from elleci.core import atomic_write, fmt_bytes, optional, seed_everything
-from elleci.engine import step
-from elleci.memory.allocator import check_trace
-from elleci.model import Elleci
-from elleci.optim import make_optimizer
-from tiny import ROOT, commit, hardware
+sys.path.insert(1, str(Path(__file__).resolve().parents[1]))                 # elleci, where it is not installed
+PARTS = dict(machine=30, compile=130, numerics=60, ssd=110, block=30, fused=25, decode=15, account=100, tiles=90)   # seconds at most
+TOTAL, COMPILED = 480, ('numerics', 'ssd', 'block', 'fused', 'decode', 'account', 'tiles')
 
-BASE = ModelConfig(vocab_size=32_128, d_model=1024, n_layers=8, d_ff=2816, n_attn_heads=8)
-TRAIN = TrainConfig(seq_len=1024, batch_size=2, accumulate=1)
-OPTIMIZERS = ('lion', 'adamw') if optional('lion_pytorch') else ('adamw',)
+def plain(o):
+    "What JSON can hold"
+    if isinstance(o, dict): return {str(k): plain(v) for k, v in o.items()}
+    if isinstance(o, (list, tuple)): return [plain(v) for v in o]
+    if isinstance(o, float) and not math.isfinite(o): return str(o)
+    return o if o is None or isinstance(o, (bool, int, float, str)) else str(o)
 
-def configurations():
-    "Thirty of them: mixers, precision, policy, accumulation, optimizer, sizes"
-    ways = itertools.product(('MMMA', 'M', 'A'), ('bf16', 'fp32'), ('none', 'block'), (1, 2))
-    found = [(replace(BASE, pattern=p, ternary=i % 3 > 0, tie_embeddings=i % 2 == 0),
-              replace(TRAIN, precision=precision, checkpointing=policy, accumulate=M, optimizer=OPTIMIZERS[i % len(OPTIMIZERS)]))
-             for i, (p, precision, policy, M) in enumerate(ways)]
-    shapes = (dict(seq_len=257), dict(batch_size=5, seq_len=640), dict(seq_len=4096, batch_size=1), dict(batch_size=1, seq_len=128),
-              dict(batch_size=8), dict(seq_len=2048, checkpointing='block'))
-    return found + [(replace(BASE, n_layers=4 + i), replace(TRAIN, optimizer=OPTIMIZERS[i % len(OPTIMIZERS)], **s)) for i, s in enumerate(shapes)]
+# ------------------------------------------------------------------ in the process of a part
 
-def run(model_cfg, train, steps=2):
-    "Our step on the GPU, from nothing"
-    seed_everything(0); device = torch.device('cuda')
-    model = Elleci(model_cfg, train.checkpointing).to(device); optimizer = make_optimizer(model, train)
-    shape = train.batch_size, train.seq_len
-    batches = [[torch.randint(model_cfg.vocab_size, shape).to(device), torch.randint(model_cfg.vocab_size, shape).to(device),
-                (torch.arange(shape[1])//99).expand(shape).contiguous().to(device)] for _ in range(train.accumulate)]
-    for _ in range(steps): step(model, batches, optimizer, train.clip, train.precision)
+def run_part(a):
+    "Run one part, a line of JSON for each row"
+    from gpu.bench import Context
+    ctx = Context(a.dry, a.limit, a.only == [a.part], json.loads(a.machine))
+    with open(a.rows, 'a') as f:
+        for r in importlib.import_module(f'gpu.{a.part}').run(ctx): f.write(json.dumps(plain(r)) + '\n'); f.flush()
 
-def workspaces():
-    "Bytes of the blocks that remain when a small training is over: what the libraries keep"
-    run(replace(BASE, n_layers=4, d_model=256, n_attn_heads=2, d_ff=512, vocab_size=512), replace(TRAIN, batch_size=1, seq_len=128))
-    gc.collect(); torch.cuda.empty_cache()
-    return [b['size'] for s in torch.cuda.memory_snapshot() for b in s['blocks'] if b['state'] == 'active_allocated']
+def compile_share(a):
+    "Compile every n-th launch of the parts chosen, and every n-th configuration of kernels that tune themselves"
+    import torch
+    from elleci.kernels import proof
+    from gpu.ssd import peer_launches
+    (k, n), driver = map(int, a.share.split('/')), proof.CompileOnly(a.capability)
+    proof.triton.runtime.driver.set_active(driver); torch.cuda.is_available = lambda: False
+    jobs = [j for name in COMPILED if name in a.only and name != 'tiles' for j in importlib.import_module(f'gpu.{name}').launches(a.dry)]
+    tiles = importlib.import_module('gpu.tiles').launches(a.dry) if 'tiles' in a.only else []
+    jobs = [(j, i % n == k) for i, j in enumerate(jobs)] + [(j, True) for j in (peer_launches(a.dry) if 'ssd' in a.only else [])] \
+        + [(j, i % n == k) for i, j in enumerate(tiles)]
+    turn, share_out = [0], importlib.import_module('triton.runtime.autotuner').Autotuner
+    def run(self, *args, **kwargs):
+        for config in self.configs:
+            turn[0] += 1; self.best_config = config
+            if turn[0] % n != k: continue
+            try: self.fn.run(*args, **kwargs, **config.all_kwargs())
+            except Exception: pass                                           # a configuration that does not fit: the tuner skips it too
+    share_out.run = run
+    with open(a.rows, 'a') as f:
+        for (name, launch), mine in jobs:
+            if not mine: continue
+            driver.launch, began, problem, before = name, time.monotonic(), '', len(driver.rows)
+            try: launch()
+            except Exception as e: problem = f'{type(e).__name__}: {" ".join(str(e).split())[:200]}'
+            kernels = [dict(zip(('kernel', 'registers', 'shared', 'stack'), (r.kernel, r.registers, r.shared, r.stack))) for r in driver.rows[before:]]
+            f.write(json.dumps(dict(launch=name, seconds=round(time.monotonic() - began, 2), kernels=kernels, problem=problem)) + '\n'); f.flush()
 
-def recorded(model_cfg, train, folder):
-    "The allocator's own history of two steps, replayed by ours"
-    torch.cuda.memory._record_memory_history(max_entries=10**6, stacks='python', context=None)
-    try: run(model_cfg, train); snapshot = torch.cuda.memory._snapshot()
-    finally: torch.cuda.memory._record_memory_history(enabled=None)
-    letters = {'alloc': 'a', 'free_completed': 'f', 'segment_alloc': 'S', 'segment_free': 'F', 'snapshot': 'x', 'oom': 'o'}
-    events = [[letters[e['action']], e.get('addr', 0), e['size']] for e in snapshot['device_traces'][0] if e['action'] in letters]
-    segments = [dict(address=s['address'], total_size=s['total_size'], segment_type=s['segment_type'], stream=s['stream'],
-                     blocks=[[b['size'], b['state'], b['requested_size']] for b in s['blocks']]) for s in snapshot['segments']]
-    path = Path(folder)/'trace.json.gz'
-    with gzip.open(path, 'wt') as f: json.dump(dict(schema='cuda allocator trace', settings={}, events=events, segments=segments), f)
-    return {k: v for k, v in check_trace(path).items() if isinstance(v, int)}
+# ------------------------------------------------------------------ in the process of the suite
 
-def compare(model_cfg, train, taken):
-    "Predicted against measured, for one configuration"
-    gc.collect(); torch.cuda.empty_cache(); torch.cuda.reset_peak_memory_stats()
-    a = account(model_cfg, train, workspaces=taken)
-    try: run(model_cfg, train)
-    except torch.OutOfMemoryError: return dict(predicted_allocated=a.peak_allocated, out_of_memory=True)
-    allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-    return dict(predicted_allocated=a.peak_allocated, allocated=allocated, predicted_reserved=a.peak_reserved, reserved=reserved,
-                off_allocated=a.peak_allocated/allocated - 1, off_reserved=a.peak_reserved/reserved - 1, peak=a.trace.peak_operator().op)
+def worker(args, a, log):
+    env = {**os.environ, 'PYTHONUNBUFFERED': '1'}
+    if a.dry: env |= dict(TRITON_INTERPRET='1', MAMBA_DETERMINISTIC='1', CUDA_VISIBLE_DEVICES='')
+    if 'share' in ' '.join(args): env |= dict(TRITON_INTERPRET='0', CUDA_VISIBLE_DEVICES='', OMP_NUM_THREADS='1')
+    return subprocess.Popen([sys.executable, __file__, *args, *(['--dry'] if a.dry else [])], env=env, stdout=log, stderr=log)
+
+def show(part, r):
+    number = lambda v: '' if v is None else f'{v:.4g}' if isinstance(v, float) else str(v)
+    met = {True: '', False: '  missed', None: ''}[r.get('met')] + ('  FAILED' if r.get('error') else '')
+    print(f"{part:9}{number(r['target']):>9}{number(r['measured']):>11}{number(r['ratio']):>9} {r['unit']:18} {r['name']}{met}", flush=True)
+
+def finish(process, seconds):
+    "Wait, at most so long; whether it ended by itself"
+    try: process.wait(seconds); return True
+    except subprocess.TimeoutExpired: process.kill(); process.wait(); return False
+
+def part(name, limit, machine, a, folder):
+    "Rows of a part in a process of its own; what it said if it broke"
+    rows, log = folder/f'{name}.rows', folder/f'{name}.log'
+    rows.touch(); began, shown, found = time.monotonic(), 0, []
+    args = ['--part', name, '--rows', str(rows), '--limit', str(limit), '--machine', json.dumps(machine), '--only', ','.join(a.only)]
+    with open(log, 'w') as f:
+        process, ended = worker(args, a, f), None
+        while ended is None:
+            if process.poll() is not None: ended = True
+            elif time.monotonic() - began > limit + 5: ended = finish(process, 0)
+            else: time.sleep(.1)
+            lines = [l for l in rows.read_text().splitlines(True) if l.endswith('\n')]
+            found += (new := [json.loads(l) for l in lines[shown:]]); shown = len(lines)
+            for r in new: show(name, r)
+    result = dict(seconds=round(time.monotonic() - began, 1), rows=found)
+    print(f'{name:9} {result["seconds"]} s', flush=True)
+    if not ended: result['cut'] = f'stopped after {limit + 5:.0f} s'
+    elif process.returncode: result['error'] = log.read_text()[-3000:]
+    if any(r.get('cut') for r in found): result['cut'] = 'rows say what is missing'
+    return result
+
+def compile_all(names, limit, a, folder):
+    "Every kernel of these parts into Triton's cache, on all cores"
+    n, began = 1 if a.dry else min(os.cpu_count(), 24), time.monotonic()
+    args = lambda k: ['--share', f'{k}/{n}', '--capability', str(a.capability), '--only', ','.join(names), '--rows', str(folder/f'compile.{k}')]
+    with open(folder/'compile.log', 'w') as log:
+        processes = [worker(args(k), a, log) for k in range(n)]
+        ended = [finish(p, max(0, limit - (time.monotonic() - began))) for p in processes]
+    done = [json.loads(l) for k in range(n) if (folder/f'compile.{k}').exists() for l in (folder/f'compile.{k}').read_text().splitlines() if l.endswith('}')]
+    kernels, problems = sum(len(d['kernels']) for d in done), [f"{d['launch']}: {d['problem']}" for d in done if d['problem']]
+    seconds = round(time.monotonic() - began, 1)
+    r = dict(name=f'kernels for sm_{a.capability}, {seconds} s on {n} cores; {len(problems)} launches that do not compile', target=None, measured=kernels,
+             ratio=None, unit='kernels', problems=problems, launches=[d for d in done if not d['launch'].startswith('mamba')])
+    show('compile', r)
+    result = dict(seconds=seconds, rows=[r])
+    if not all(ended): result['cut'] = f'stopped after {limit:.0f} s: what is missing is compiled when it is launched'
+    elif not done: result['error'] = (folder/'compile.log').read_text()[-3000:]
+    return result
+
+def results(a, chosen, folder):
+    "Run the parts chosen; {part: result}, and what `machine` found"
+    began, found, machine = time.monotonic(), {}, {}
+    for name in chosen:
+        limit = min(PARTS[name], TOTAL - 8 - (time.monotonic() - began))
+        if limit < 5: found[name] = dict(seconds=0, rows=[], cut='no time was left'); print(f'{name}: no time was left'); continue
+        if name == 'compile':
+            a.capability = a.capability or machine.get('capability') or 90
+            todo = [n for n in COMPILED if n in chosen] or list(COMPILED)
+            found[name] = compile_all(['decode'] if a.dry else todo, limit, a, folder)
+        else: found[name] = part(name, limit, machine, a, folder)
+        for r in found[name]['rows']: machine |= r.get('machine', {})
+        for what in ('cut', 'error'):
+            if what in found[name]: print(f'{name}: {what}: {found[name][what]}', flush=True)
+        if name == 'machine' and 'flops' not in machine: break
+    return found, machine
+
+def write(a, found, machine, seconds):
+    from tiny import ROOT, commit
+    from elleci.core import atomic_write
+    name = a.commit or commit() or 'unknown'
+    card = re.sub(r'[^a-z0-9]+', '-', re.sub(r'nvidia|geforce', '', machine.get('device', 'unknown').lower())).strip('-')
+    path = Path(a.out) if a.out else ROOT/'data'/'results'/f'{card}-{name}.json'
+    old = json.loads(path.read_text()) if path.exists() else {}
+    parts = (old.get('parts', {}) if old.get('commit') == name and old.get('dry') == a.dry else {}) | found
+    result = dict(machine=machine, commit=name, dry=a.dry, seconds=seconds, parts=parts,
+                  date=datetime.datetime.now(datetime.timezone.utc).strftime('%Y-%m-%d %H:%M UTC'))
+    path.parent.mkdir(parents=True, exist_ok=True); atomic_write(path, json.dumps(result, indent=1, ensure_ascii=False) + '\n'); print(f'written to {path}')
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument('--only', type=int); p.add_argument('--rehearse', action='store_true'); a = p.parse_args()
-    chosen = configurations()[:a.only]
-    describe = lambda m, t: dict(pattern=m.pattern, layers=m.n_layers, ternary=m.ternary, tied=m.tie_embeddings, precision=t.precision, checkpointing=t.checkpointing,
-                                 optimizer=t.optimizer, batch=f'{t.accumulate} × {t.batch_size} × {t.seq_len}')
-    if a.rehearse:
-        for m, t in chosen: x = account(m, t); print(f'{fmt_bytes(x.peak_allocated):>10} {fmt_bytes(x.peak_reserved):>10}  {describe(m, t)}')
-        return
-    if not torch.cuda.is_available(): raise SystemExit('gpu_suite: torch sees no GPU here; --rehearse prints the predictions alone.')
-    free, total = torch.cuda.mem_get_info(); taken = workspaces()
-    after = torch.cuda.mem_get_info()[0]
-    result = dict(hardware=hardware(), torch=torch.__version__, cuda=torch.version.cuda, commit=commit(), total=total, workspaces=taken,
-                  context_and_kernels=total - after - torch.cuda.memory_reserved(), context_at_start=total - free,
-                  date=datetime.datetime.now(datetime.timezone.utc).strftime('%Y-%m-%d %H:%M UTC'), rows=[])
-    with tempfile.TemporaryDirectory() as folder:
-        for n, (m, t) in enumerate(chosen):
-            row = describe(m, t) | compare(m, t, taken)
-            if n % 10 == 0: gc.collect(); torch.cuda.empty_cache(); row['replay'] = recorded(m, t, folder)
-            result['rows'].append(row); print(json.dumps(row, ensure_ascii=False), flush=True)
-    measured = [r for r in result['rows'] if 'allocated' in r]
-    for kind, limit in (('allocated', .005), ('reserved', .01)):
-        print(f"{kind}: {sum(abs(r[f'off_{kind}']) <= limit for r in measured)} of {len(result['rows'])} within {limit:.1%}, "
-              f"worst {max((r[f'off_{kind}'] for r in measured), key=abs, default=0):+.2%}")
-    path = ROOT/'data'/'results'/f"gpu-{result['commit']}.json"
-    atomic_write(path, json.dumps(result, indent=1, ensure_ascii=False) + '\n'); print(f'written to {path.relative_to(ROOT)}')
+    p.add_argument('--only', default='', metavar='PARTS'); p.add_argument('--dry', action='store_true'); p.add_argument('--out', metavar='FILE')
+    p.add_argument('--commit', help='where there is no git'); p.add_argument('--capability', type=int, help='of the card to compile for')
+    for hidden in ('part', 'rows', 'machine', 'share'): p.add_argument(f'--{hidden}', help=argparse.SUPPRESS)
+    p.add_argument('--limit', type=float, help=argparse.SUPPRESS)
+    a = p.parse_args(); a.only = a.only.split(',') if a.only else []
+    if a.share: return compile_share(a)
+    if a.part: return run_part(a)
+    if unknown := [n for n in a.only if n not in PARTS]: p.error(f'{unknown[0]!r} is no part: choose from {", ".join(PARTS)}.')
+    chosen = [n for n in PARTS if not a.only or n in a.only or n == 'machine' or n == 'compile' and not a.dry and set(a.only) & set(COMPILED)]
+    if a.only == ['compile']: chosen = ['compile']
+    elif not a.dry:
+        import torch
+        if not torch.cuda.is_available(): raise SystemExit('gpu_suite: torch sees no GPU here; --dry goes through all parts at toy size on the CPU.')
+    began = time.monotonic()
+    print(f'{"part":9}{"target":>9}{"measured":>11}{"ratio":>9} {"unit":18} what')
+    with tempfile.TemporaryDirectory() as folder: found, machine = results(a, chosen, Path(folder))
+    seconds = round(time.monotonic() - began, 1)
+    rows = [(n, r) for n, f in found.items() for r in f['rows']]
+    missed, wrong = [r for _, r in rows if r.get('met') is False], [(n, r) for n, r in rows if r.get('error') or r.get('must') and not r['met']]
+    broken = [n for n, f in found.items() if 'error' in f]
+    print(f'{len(rows)} rows in {seconds} s; {sum(r.get("met") is True for _, r in rows)} targets reached, {len(missed)} missed; '
+          f'broken: {", ".join(broken) or "nothing"}; cut: {", ".join(n for n, f in found.items() if "cut" in f) or "nothing"}')
+    for n, r in wrong: print(f'FAILED {n}: {r["name"]}')
+    if not a.dry and chosen != ['compile'] or a.out: write(a, found, machine, seconds)
+    sys.exit(1 if broken or wrong else 0)
 
 if __name__ == '__main__': main()

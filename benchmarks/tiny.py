@@ -12,7 +12,9 @@ from elleci.train import PROMPTS, elleci_train, read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 
-def git(*args): return subprocess.run(['git', *args], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+def git(*args):
+    try: return subprocess.run(['git', *args], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    except FileNotFoundError: return ''
 def commit(): return git('rev-parse', '--short=12', 'HEAD') + ('-dirty' if git('status', '--porcelain') else '')
 
 def hardware():
@@ -42,7 +44,8 @@ def main():
     result['runs'] = [measure(s, a.steps) for s in range(a.seeds)]
     path = ROOT/'data'/'results'/f"tiny-{result['commit']}.json"
     atomic_write(path, json.dumps(result, indent=1, ensure_ascii=False) + '\n')
-    for r in result['runs']: print(f"seed {r['seed']}: val_loss {r['first']['val_loss']:.3f} -> {r['last']['val_loss']:.3f} in {r['training_seconds']} s")
+    for r in result['runs']:
+        print(f"seed {r['seed']}: val_loss {r['first']['val_loss']:.3f} -> {r['last']['val_loss']:.3f} in {r['training_seconds']} s")
     print(f'written to {path.relative_to(ROOT)}')
 
 if __name__ == '__main__': main()

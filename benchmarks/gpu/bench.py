@@ -13,14 +13,13 @@ class Context:
     "What a part is told"
     dry:bool
     limit:float           # seconds, from now on
+    alone:bool = False    # no other part was asked for
     machine:dict = field(default_factory=dict)  # what the part `machine` found: bandwidth (B/s), flops (/s in bf16)
     began:float = field(default_factory=time.monotonic)
     @property
     def device(self): return torch.device('cpu' if self.dry else 'cuda')
     @property
     def left(self): return self.limit - (time.monotonic() - self.began)
-    @property
-    def scan(self): return 'triton'          # interpreted in a dry run
 
 def row(name, measured, unit, target=None, at_most=False, must=False, **more):
     "A result. ratio is 1 or more where the target is reached; `must`: missing it is a failure of the suite, not a finding"
@@ -86,9 +85,8 @@ def free():
     gc.collect()
     if torch.cuda.is_available(): torch.cuda.empty_cache()
 
-def peak(ctx, f):
-    "Bytes that f allocates at most beyond what was there; in a dry run 1"
-    if ctx.dry: f(); return 1
+def peak(f):
+    "Bytes that f allocates at most beyond what was there"
     f(); free(); torch.cuda.synchronize(); torch.cuda.reset_peak_memory_stats(); before = torch.cuda.memory_allocated()
     out = f(); torch.cuda.synchronize(); del out
     return torch.cuda.max_memory_allocated() - before
@@ -116,7 +114,7 @@ def work(shape, Q, itemsize=2):
     return {'forward': (forward, forward, first),
             'forward + backward': (forward + 3*x + 2*bc + 2*dt, moved + 5*x + 3*bc + 12*dt + 3*states, first + then)}
 
-def leaves_of(e): return {k: v.detach().clone().requires_grad_() if isinstance(v, Tensor) and v.is_floating_point() else v for k, v in e.items()}
+def leaves_of(e): return {k: v.detach().requires_grad_() if isinstance(v, Tensor) and v.is_floating_point() else v for k, v in e.items()}
 
 def both_ways(f, e, gy=None):
     "A function that runs y = f(**e) and its gradients"

@@ -20,8 +20,9 @@ def run(ctx):
                 with torch.no_grad(): return ssd_decode(*args, backend=backend)
             return f
         subjects = dict(ours=ask('triton'), torch=ask('torch'))
-        if peer: subjects['mamba_ssm'] = lambda: peer.selective_state_update(state, x, dt[..., None].expand(b, H, P), A[:, None, None].expand(H, P, N), B, C,
-                                                                             D[:, None].expand(H, P), dt_softplus=False)
+        wide = dict(dt=dt[..., None].expand(b, H, P), A=A[:, None, None].expand(H, P, N), D=D[:, None].expand(H, P))
+        wide['dt_bias'] = torch.zeros_like(D)[:, None].expand(H, P)
+        if peer: subjects['mamba_ssm'] = lambda: peer.selective_state_update(state, x, B=B, C=C, **wide)
         times, label = watch(subjects, .6), f'{b} rows, H {H}, P {P}, N {N}'
         for n, t in times.items():
             if isinstance(t, Exception): yield failed(f'{n}, {label}', t)

@@ -9,7 +9,8 @@ from gpu.bench import Stopwatch, both_ways, failed, free, no_grad, row
 
 def cases(dry): return [(1, 40, 32, 16)] if dry else [(4, 1024, 4096, 16), (8, 4096, 4096, 128)]          # (B, T, channels of x, N)
 
-def plain_conv(u, weight, bias): return F.silu(F.conv1d(F.pad(u.mT, (weight.shape[1] - 1, 0)), weight[:, None].to(u.dtype), bias.to(u.dtype), groups=len(bias))).mT
+def plain_conv(u, weight, bias):
+    return F.silu(F.conv1d(F.pad(u.mT, (weight.shape[1] - 1, 0)), weight[:, None].to(u.dtype), bias.to(u.dtype), groups=len(bias))).mT
 
 def plain_norm(y, z, weight):
     h = y.float()*F.silu(z.float())
@@ -29,7 +30,7 @@ def documents(B, T, device): return (torch.arange(T, device=device)//max(T//5, 3
 def launches(dry):
     def both(case, docs):
         conv, norm = inputs(*case, fill=False)
-        u, run = conv['u'], documents(*case[:2], 'cpu').int() if docs else None
+        run = documents(*case[:2], 'cpu').int() if docs else None
         y = fused.conv_silu_forward(*conv.values(), run, None); fused.conv_silu_backward(y, *conv.values(), run, None)
         if docs: return
         y, z, w = norm['y'].flatten(0, 1), norm['z'].flatten(0, 1), norm['weight']
@@ -46,7 +47,8 @@ def run(ctx):
                 'gated_rms_norm': (norm, gated_rms_norm, 3, 5, dict(plain_norm=plain_norm))}
         for name, (e, f, forward, backward, others) in ours.items():
             for kind, passes, way in (('forward', forward, no_grad), ('forward + backward', forward + backward, both_ways)):
-                times, label = watch({n: way(g, e) for n, g in dict(ours=functools.partial(f, backend='triton'), **others).items()}, .6), f'{name} {kind} {case}'
+                label, fs = f'{name} {kind} {case}', dict(ours=functools.partial(f, backend='triton'), **others)
+                times = watch({n: way(g, e) for n, g in fs.items()}, .6)
                 for n, t in times.items():
                     if isinstance(t, Exception): yield failed(f'{n}, {label}', t)
                 good = {n: t for n, t in times.items() if not isinstance(t, Exception)}

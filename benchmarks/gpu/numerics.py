@@ -18,7 +18,7 @@ CONVS, NORMS = ((37, 70, 4), (500, 4128, 4), (65, 6, 3)), (((9, 96), 3), ((130, 
 def shapes(dry): return ((1, 70, 2, 16, 1, 16), (1, 7, 2, 24, 2, 4)) if dry else SHAPES
 def large(dry): return (1, 130, 2, 16, 1, 16) if dry else LARGE
 
-def scans(dry): return [(s, t, n % 2 == 0, n % 3 < 2) for n, (s, t) in enumerate(itertools.product(shapes(dry), TOLERANCE))]
+def scans(dry): return [(s, t, n % 2 == 0, n % 4 < 2) for n, (s, t) in enumerate(itertools.product(shapes(dry), TOLERANCE))]
 
 def launches(dry):
     found = [(f'ssd {s} {t}', functools.partial(launch, s, t, d, d, (True,))) for s, t, d, _ in scans(dry)]
@@ -72,7 +72,7 @@ def check_scans(ctx):
     for dtype, errors in found.items():
         rates, rest = [r for r in errors if r[1] == 'A'], [r for r in errors if r[1] != 'A']
         yield worst(f'ssd, {str(dtype)[6:]}', rest, TOLERANCE[dtype])
-        yield worst(f'ssd, {str(dtype)[6:]}', rates, max(TOLERANCE[dtype], 5e-5))
+        yield worst(f'ssd, {str(dtype)[6:]}', rates, 5*TOLERANCE[dtype])      # a sum over all steps of what nearly cancels
     shape = large(ctx.dry)
     yield worst('ssd, bfloat16', [(shape, k, v) for k, v in compared(ctx, shape, torch.bfloat16, False, False, ssd_chunked).items()], 1e-2)
     torch.set_float32_matmul_precision('high')

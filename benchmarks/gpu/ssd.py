@@ -69,7 +69,8 @@ def compare(ctx, watch, shape, docs, sizes):
             yield row(f'{kind} {label}: faster than {best}', good[best].ms/mine.ms, '×', target if shape in (WIDE, RECIPE_A) and not docs else None)
         if 'chunked torch' in good: yield row(f'{kind} {label}: faster than chunked torch', good['chunked torch'].ms/mine.ms, '×')
         if kind == 'forward': continue
-        peaks = {n: peak(ctx, subjects[n]) for n in ('ours', *good)}
+        if ctx.dry: continue
+        peaks = {n: peak(subjects[n]) for n in ('ours', *good)}
         yield row(f'peak memory {label}', peaks['ours']/2**20, 'MiB', bytes=peaks)
         if rivals: yield row(f'peak memory {label}: less than {min(rivals, key=peaks.get)}', min(peaks[n] for n in rivals)/peaks['ours'], '×', 1.)
         if 'chunked torch' in good: yield row(f'peak memory {label}: less than chunked torch', peaks['chunked torch']/peaks['ours'], '×')

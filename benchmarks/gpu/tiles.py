@@ -1,0 +1,97 @@
+"The sizes in `_tiles`, with a stopwatch: chunk, channels, warps and pipeline stages of the three large kernels, at two shapes."
+import contextlib, itertools, statistics, time
+from unittest import mock
+import torch
+from elleci.kernels import ssd as module
+from gpu.bench import RECIPE_A, TOY, WIDE, Stopwatch, note, row, scan_inputs
+
+KERNELS = ('_forward_kernel', '_reverse_kernel', '_projection_kernel')
+
+def shapes(dry): return (TOY,) if dry else (WIDE, RECIPE_A)
+def variants(dry): # (Q, BP, warps, stages)
+    return [(16, 16, 4, 1), (32, 16, 4, 2)] if dry else list(itertools.product((64, 32, 128), (64, 32), (4, 8), (1, 2, 3)))
+
+class Kernel:
+    "A kernel launched with other options; what it took, or why it could not, is noted"
+    def __init__(self, kernel, options, clock): self.kernel, self.options, self.clock, self.spans, self.error = kernel, options, clock, [], None
+    def __getitem__(self, grid):
+        def launch(*args, **kwargs):
+            begun = self.clock()
+            try: self.kernel[grid](*args, **{**kwargs, **self.options})
+            except Exception as e: self.error = f'{type(e).__name__}: {" ".join(str(e).split())[:160]}'
+            self.spans.append((begun, self.clock()))
+        return launch
+    def ms(self, warm=0):
+        took = [a.elapsed_time(b) if hasattr(a, 'elapsed_time') else 1e3*(b - a) for a, b in self.spans[warm:]]
+        return statistics.median(took) if took and self.error is None else None
+
+def mark():
+    "Now, on the GPU's clock or the CPU's"
+    if not torch.cuda.is_available(): return time.perf_counter()
+    e = torch.cuda.Event(enable_timing=True); e.record()
+    return e
+
+@contextlib.contextmanager
+def sizes(variant, clock=mark):
+    "Within it the scan works with these sizes (None: its own); gives the kernels"
+    with contextlib.ExitStack() as stack:
+        if variant:
+            Q, BP, warps, stages = variant
+            own = module._tiles
+            stack.enter_context(mock.patch.object(module, '_tiles', lambda *a: module._Tiles(Q, BP, own(*a).BN, warps)))
+        options = dict(num_stages=stages) if variant else {}
+        kernels = {n: Kernel(getattr(module, n), options, clock) for n in KERNELS}
+        for n, k in kernels.items(): stack.enter_context(mock.patch.object(module, n, k))
+        yield kernels
+
+def scan(e):
+    args = [e[k] for k in 'x dt A B C D'.split()]
+    y, _, states = module._forward_triton(*args, None, None, 64, True)
+    dx, ddt, dA, dB, *_ = module._backward_triton(e['x'], None, *args, None, states, False, 64)
+    return y, dx, dB
+
+def launches(dry):
+    def one(shape, variant):
+        with sizes(variant, lambda: 0) as kernels: scan(scan_inputs(shape, fill=False))
+        if found := [k.error for k in kernels.values() if k.error]: raise RuntimeError('; '.join(found))
+    return [(f'tiles {s} {v}', lambda s=s, v=v: one(s, v)) for v in variants(dry) for s in shapes(dry)]
+
+def measured(ctx, watch, e, variant, truth, rounds=12):
+    "{kernel: ms or None} and what is wrong, of one variant"
+    with sizes(variant) as kernels:
+        outputs = scan(e)
+        wrong = [k.error for k in kernels.values() if k.error]
+        if not wrong:
+            off = max(((a.float() - b.float()).norm()/b.float().norm()).item() for a, b in zip(outputs, truth))
+            if not off < 2e-2: wrong = [f'off by {off:.1e}']
+            del outputs
+            for _ in range(1 if ctx.dry else rounds):
+                if watch.gpu: watch.cache.zero_(); torch.cuda._sleep(int(watch.cycles*.5))
+                scan(e)
+        if watch.gpu: torch.cuda.synchronize()
+        return {n: None if wrong and k.error is None and 'off' in wrong[0] else k.ms(1) for n, k in kernels.items()}, wrong
+
+def run(ctx):
+    watch = Stopwatch(ctx)
+    for n, shape in enumerate(shapes(ctx.dry)):
+        e, share = scan_inputs(shape, device=ctx.device), ctx.left/(len(shapes(ctx.dry)) - n)
+        truth, table, stop = scan(e), [], ctx.left - share + 2
+        base, _ = measured(ctx, watch, e, None, truth)
+        for v in variants(ctx.dry):
+            if ctx.left < stop: yield note(f'{shape} cut for time: {len(table)} of {len(variants(ctx.dry))} variants', cut=True); break
+            ms, wrong = measured(ctx, watch, e, v, truth)
+            table.append(dict(Q=v[0], BP=v[1], warps=v[2], stages=v[3], ms=ms, wrong=wrong))
+        yield row(f'{shape}: the three kernels as they are', sum(filter(None, base.values())), 'ms', ms=base, table=table)
+        best = {}
+        for Q in {t['Q'] for t in table}:
+            picks = {k: min((t for t in table if t['Q'] == Q and t['ms'][k]), key=lambda t: t['ms'][k], default=None) for k in KERNELS}
+            if all(picks.values()): best[Q] = picks
+        if not best: continue
+        Q = min(best, key=lambda Q: sum(t['ms'][k] for k, t in best[Q].items()))
+        for k, t in best[Q].items():
+            yield row(f'{shape} {k}: Q {Q}, BP {t["BP"]}, warps {t["warps"]}, stages {t["stages"]}', t['ms'][k], 'ms', was=base[k])
+        yield row(f'{shape}: faster with the best of each', sum(base.values())/sum(t['ms'][k] for k, t in best[Q].items()), '×')
+        alike = [t for t in table if t['stages'] == 1 and all(t['ms'].values())]
+        if alike:
+            t = min(alike, key=lambda t: sum(t['ms'].values()))
+            yield row(f'{shape}: faster within `_tiles` alone: Q {t["Q"]}, BP {t["BP"]}, warps {t["warps"]}', sum(base.values())/sum(t['ms'].values()), '×')
