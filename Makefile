@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
-.PHONY: train test test-long lab bench readme clean
+.PHONY: train test test-long lab bench bench-gpu readme clean
 
 train: .venv/run  ## a trained model, from nothing
 	$(BIN)/elleci_train --preset elleci-tiny --out runs/elleci-tiny --resume
@@ -18,10 +18,14 @@ test-long: .venv/dev  ## what takes longer: more kills; three trainings, kept in
 lab: .venv/dev    ## read and run the notebooks
 	$(BIN)/jupyter lab --notebook-dir=nbs
 
-bench: .venv/run  ## train elleci-tiny, and with several state sizes; time the account; what was measured goes to data/results
+bench: .venv/run  ## train elleci-tiny, and with several state sizes; time the account and the scan on this CPU; what was measured goes to data/results
 	$(BIN)/python benchmarks/tiny.py
 	$(BIN)/python benchmarks/d_state.py
 	$(BIN)/python benchmarks/account.py
+	$(BIN)/python benchmarks/cpu_scan.py
+
+bench-gpu: .venv/run  ## everything that is measured on a GPU, in at most 8 minutes; goes to data/results
+	$(BIN)/python benchmarks/gpu_suite.py
 
 readme: .venv/dev ## README.md from nbs/index.ipynb
 	$(BIN)/python .ci/readme.py
@@ -37,6 +41,11 @@ clean:            ## everything that git does not track
 	$(PIP) -e .
 	touch $@
 
+# mamba-ssm without its CUDA extension, which `make test` compares the scan with: its setup.py needs torch, setuptools, wheel, packaging at hand
 .venv/dev: .venv/run
 	$(PIP) -e '.[dev]'
+	@$(PIP) triton || echo 'no Triton for this system: its kernels will not be checked'
+	@$(PIP) setuptools wheel packaging einops && \
+	MAMBA_FORCE_BUILD=TRUE MAMBA_SKIP_CUDA_BUILD=TRUE $(PIP) --no-deps --no-build-isolation mamba-ssm >.venv/mamba-ssm.log 2>&1 || \
+	echo 'mamba-ssm could not be installed (.venv/mamba-ssm.log): the comparison with it will be skipped'
 	touch $@

@@ -23,6 +23,22 @@ def notebooks(): return sorted(p for p in (ROOT/'nbs').rglob('*.ipynb') if '.ipy
 def cells(path): return [(c['cell_type'], ''.join(c['source']), c.get('outputs', [])) for c in json.loads(path.read_text(encoding='utf-8'))['cells']]
 def python_of(source): return '\n'.join('' if re.match(r'\s*[%!]', l) else l for l in source.split('\n'))
 
+CACHE = {'TRITON_CACHE_DIR': str(ROOT/'.venv'/'triton')}     # what is compiled once is compiled: a minute for the first time, seconds later
+REPORT = 'import sys; from elleci.kernels.proof import compile_report, triton; print("no Triton" if triton is None else json.dumps([repr(r := compile_report(sys.argv[1:])), r]))'
+def check_kernels():
+    "Every kernel compiles for sm_80, 86, 89 and 90; at the recipe's shapes none needs local memory"
+    found = [p for p in sorted((ROOT/'elleci'/'kernels').glob('*.py')) if re.search(r'^def launches\(', p.read_text(encoding='utf-8'), re.M)]
+    assert len(found) >= 2, found
+    for module in (f'elleci.kernels.{p.stem}' for p in found):
+        said = run(sys.executable, '-W', 'ignore', '-c', f'import json; {REPORT}', module, env={**CACHE, 'OMP_NUM_THREADS': '1'}).splitlines()[-1]
+        if said == 'no Triton': return print('     skipped: without Triton no kernel is compiled', flush=True)
+        table, rows = json.loads(said)                    # a row: launch, kernel, capability, registers, shared, stack, problem
+        print(f'{module}\n{table}', flush=True)
+        recipe = [r for r in rows if module.endswith('.fused') or 'N 16, bf16' in r[0]]
+        assert {r[2] for r in recipe} == {80, 86, 89, 90}, f'{module}: nothing at the shapes of the recipe'
+        bad = [f'{r[0]}, sm {r[2]}, {r[1] or "not compiled"}: {r[6]}' for r in rows if not r[1] or r in recipe and r[5]]
+        assert not bad, '\n'.join(bad)
+
 def snapshot(folder):
     "A git repository of its own with every file that is tracked or would be"
     for name in run('git', 'ls-files', '-co', '--exclude-standard', '-z').split('\0'):
@@ -70,7 +86,7 @@ class Block:
         if not name.startswith('__editable__') and name.split('.')[0] not in allowed: raise ModuleNotFoundError(f'{name} is not torch or numpy', name=name)
 sys.meta_path.insert(0, Block())
 import importlib
-for gone in ('tqdm', 'tokenizers', 'matplotlib', 'lion_pytorch', 'triton', 'IPython'):
+for gone in ('tqdm', 'tokenizers', 'matplotlib', 'lion_pytorch', 'triton', 'mamba_ssm', 'einops', 'IPython'):
     try: importlib.import_module(gone)
     except ImportError: pass
     else: sys.exit(f'the check is broken: {gone} can be imported')
@@ -123,7 +139,7 @@ def check_installed():
         assert (Path(tmp)/'run'/'model.safetensors').exists()
 
 def check_notebook(path):
-    env = {'TRITON_INTERPRET': '1', 'OMP_NUM_THREADS': '1', 'MPLBACKEND': 'agg'}
+    env = {'TRITON_INTERPRET': '1', 'OMP_NUM_THREADS': '1', 'MPLBACKEND': 'agg', **CACHE}
     run('nbdev_test', '--path', path, '--n_workers', '1', timeout=NOTEBOOK_LIMIT*(10 if os.environ.get('ELLECI_LONG') else 1), env=env)
 
 def attempt(name, check):

@@ -17,7 +17,7 @@ Parts, each in a process of its own, so that what one breaks is not lost to the 
 Results of parts that were not run are kept from an earlier run of the same card and commit. mamba-ssm: put its folder on PYTHONPATH.
 Exit code 1: a part broke, or a kernel computes something wrong. Targets that were missed are results.
 """
-import argparse, datetime, importlib, json, math, os, re, subprocess, sys, tempfile, time
+import argparse, datetime, importlib, json, math, os, random, re, subprocess, sys, tempfile, time
 from pathlib import Path
 sys.path.insert(1, str(Path(__file__).resolve().parents[1]))                 # elleci, where it is not installed
 PARTS = dict(machine=30, compile=130, numerics=60, ssd=110, block=30, fused=25, decode=15, account=100, tiles=90)   # seconds at most
@@ -48,6 +48,7 @@ def compile_share(a):
     proof.triton.runtime.driver.set_active(driver); torch.cuda.is_available = lambda: False
     jobs = [j for name in COMPILED if name in a.only and name != 'tiles' for j in importlib.import_module(f'gpu.{name}').launches(a.dry)]
     tiles = importlib.import_module('gpu.tiles').launches(a.dry) if 'tiles' in a.only else []
+    for found in (jobs, tiles): random.Random(0).shuffle(found)                # so that no share gets all the slow ones
     jobs = [(j, i % n == k) for i, j in enumerate(jobs)] + [(j, True) for j in (peer_launches(a.dry) if 'ssd' in a.only else [])] \
         + [(j, i % n == k) for i, j in enumerate(tiles)]
     turn, share_out = [0], importlib.import_module('triton.runtime.autotuner').Autotuner

@@ -353,6 +353,7 @@ class _Tiles(NamedTuple):
     BP:int    # channels of a walking program
     BN:int    # state size, padded
     warps:int
+    stages:int # of the software pipeline that loads ahead, forward and for B and C; backward there are no registers left for one
 
 def _tiles(
     P:int, # head dim
@@ -363,7 +364,8 @@ def _tiles(
     "Pieces that fit a card's registers and 99 KiB of shared memory"
     width, BN = max(16, next_power_of_2(P)), max(16, next_power_of_2(N))
     Q = (64 if max(width, BN) <= 128 else 32) if dtype.itemsize < 4 else (32 if BN <= 32 else 16)
-    return _Tiles(min(Q, max(16, next_power_of_2(chunk_size + 1)//2)), min(64, width), BN, 4 if BN <= 32 and width <= 64 else 8)
+    small = BN <= 32 and width <= 64
+    return _Tiles(min(Q, max(16, next_power_of_2(chunk_size + 1)//2)), min(64, width), BN, 4 if small else 8, 2 if small and dtype.itemsize < 4 else 1)
 
 # %% ../../nbs/21_ssd_triton.ipynb #882cb280
 def _precision():
@@ -376,9 +378,9 @@ def _forward_triton(x, dt, A, B, C, D, initial_state, run, chunk_size, save):
     (b, T, H, P), (G, N), k = x.shape, B.shape[2:], _tiles(x.shape[3], B.shape[3], x.dtype, chunk_size)
     y, final = x.new_empty(x.shape), x.new_empty(b, H, P, N, dtype=torch.float32)
     states = x.new_empty((b, cdiv(T, k.Q), H, N, P) if save else 0)
-    _forward_kernel[(H*cdiv(P, k.BP), b)](x, dt, A, B, C, D, initial_state, run, y, states, final, T, H, H//G,
+    with torch.cuda.device_of(x): _forward_kernel[(H*cdiv(P, k.BP), b)](x, dt, A, B, C, D, initial_state, run, y, states, final, T, H, H//G,
         *x.stride()[:3], *dt.stride(), *B.stride()[:3], *C.stride()[:3], P=P, N=N, Q=k.Q, BP=k.BP, BN=k.BN, PRECISION=_precision(),
-        SKIP=D is not None, INITIAL=initial_state is not None, DOCS=run is not None, SAVE=save, num_warps=k.warps, num_stages=1)
+        SKIP=D is not None, INITIAL=initial_state is not None, DOCS=run is not None, SAVE=save, num_warps=k.warps, num_stages=k.stages)
     return y, final, states
 
 # %% ../../nbs/21_ssd_triton.ipynb #13d7ac86
@@ -570,12 +572,13 @@ def _backward_triton(dy, dfinal, x, dt, A, B, C, D, run, states, has_initial, ch
     dx, ddt, dinitial = x.new_empty(x.shape), dt.new_empty(dt.shape), x.new_empty((b, H, P, N) if has_initial else 0, dtype=torch.float32)
     strides = (*x.stride()[:3], *dt.stride(), *B.stride()[:3], *C.stride()[:3], *dy.stride()[:3])
     sizes, blocks, heads = dict(P=P, N=N, Q=k.Q, BN=k.BN, PRECISION=_precision(), DOCS=run is not None), len(t['dd']), H//G//len(t['dB'])
-    _reverse_kernel[(H*blocks, b)](x, dt, A, B, C, D, run, dy, dfinal, dx, t['dd'], t['ds'], t['grads'], dinitial, T, H, H//G, *strides, **sizes,
-        BP=k.BP, SKIP=D is not None, FINAL=dfinal is not None, INITIAL=has_initial, num_warps=k.warps, num_stages=1)
-    _projection_kernel[(cdiv(T, k.Q), H//heads, b)](x, dt, A, B, C, run, states, t['grads'], dy, t['dB'], t['dC'], t['dD'], t['more'], t['end'], T, H, H//G, heads,
-        *strides, **sizes, BP=max(16, next_power_of_2(P)), num_warps=k.warps, num_stages=1)
-    _rate_kernel[(cdiv(T, k.Q), cdiv(H, 16), b)](dt, A, run, t['dd'], t['ds'], t['more'], t['end'], ddt, t['dA'], T, H, *dt.stride(),
-        NB=blocks, Q=k.Q, BH=16, DOCS=run is not None)
+    with torch.cuda.device_of(x):
+        _reverse_kernel[(H*blocks, b)](x, dt, A, B, C, D, run, dy, dfinal, dx, t['dd'], t['ds'], t['grads'], dinitial, T, H, H//G, *strides, **sizes,
+            BP=k.BP, SKIP=D is not None, FINAL=dfinal is not None, INITIAL=has_initial, num_warps=k.warps, num_stages=1)
+        _projection_kernel[(cdiv(T, k.Q), H//heads, b)](x, dt, A, B, C, run, states, t['grads'], dy, t['dB'], t['dC'], t['dD'], t['more'], t['end'], T, H, H//G, heads,
+            *strides, **sizes, BP=max(16, next_power_of_2(P)), num_warps=k.warps, num_stages=k.stages)
+        _rate_kernel[(cdiv(T, k.Q), cdiv(H, 16), b)](dt, A, run, t['dd'], t['ds'], t['more'], t['end'], ddt, t['dA'], T, H, *dt.stride(),
+            NB=blocks, Q=k.Q, BH=16, DOCS=run is not None)
     dB, dC = (t[n].squeeze(0) if heads == H//G else t[n].sum(0).to(x.dtype) for n in ('dB', 'dC'))
     return dx, ddt, t['dA'].sum((0, 1)), dB, dC, t['dD'].sum((0, 1)), dinitial
 
@@ -742,8 +745,8 @@ def _step_triton(state, x, dt, A, B, C, D):
     (b, H, P), (G, N), BN = x.shape, B.shape[1:], next_power_of_2(B.shape[2])
     x, B, C = (t if t.stride(-1) == 1 else t.contiguous() for t in (x, B, C))
     y, BP = x.new_empty(x.shape), min(next_power_of_2(P), max(1, 4096//BN))
-    _decode_kernel[(H*cdiv(P, BP), b)](state, x, dt, A, B, C, D, y, H, H//G, *x.stride()[:2], *dt.stride(), *B.stride()[:2], *C.stride()[:2],
-                                       P=P, N=N, BP=BP, BN=BN, SKIP=D is not None)
+    with torch.cuda.device_of(x): _decode_kernel[(H*cdiv(P, BP), b)](state, x, dt, A, B, C, D, y, H, H//G,
+        *x.stride()[:2], *dt.stride(), *B.stride()[:2], *C.stride()[:2], P=P, N=N, BP=BP, BN=BN, SKIP=D is not None)
     return y
 
 # %% ../../nbs/21_ssd_triton.ipynb #5f0eef32
