@@ -1,4 +1,4 @@
-"What the parts of gpu_suite.py share: rows, the stopwatch, inputs, the work that a scan is, and the package mamba-ssm."
+"What the parts of gpu_suite.py share: rows, the stopwatch, inputs, and the package mamba-ssm."
 import contextlib, gc, importlib, importlib.util, math, statistics, sys, time, types
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -108,15 +108,6 @@ def scan_inputs(shape, dtype=torch.bfloat16, device='cpu', docs=False, seed=0, f
     if state: e['initial_state'] = normal(b, H, P, N)
     if docs: e['seq_idx'] = (torch.arange(T, device=device)//max(T//5, 30)).int().expand(b, T).contiguous()
     return e
-
-def work(shape, Q, itemsize=2):
-    "{pass: (bytes that must move, bytes that our kernels move, FLOP)}: `work` of 21_ssd_triton, term by term from the kernels"
-    b, T, H, P, G, N = shape
-    x, bc, dt, states = itemsize*b*T*H*P, 2*itemsize*b*T*G*N, 4*b*T*H, itemsize*b*(-(-T//Q))*H*N*P
-    first, then = 2*b*T*H*(Q*N + Q*P + 2*N*P), 2*b*T*H*(Q*N + 2*Q*P + 4*N*P)
-    forward, moved = 2*x + bc + dt, 2*x + bc + dt + states
-    return {'forward': (forward, forward, first),
-            'forward + backward': (forward + 3*x + 2*bc + 2*dt, moved + 5*x + 3*bc + 12*dt + 3*states, first + then)}
 
 def leaves_of(e): return {k: v.detach().requires_grad_() if isinstance(v, Tensor) and v.is_floating_point() else v for k, v in e.items()}
 

@@ -3,10 +3,10 @@ import functools, sys
 import torch
 from elleci.core import fmt_bytes
 from elleci.kernels import ssd as module
-from elleci.kernels.ssd import ssd
+from elleci.kernels.ssd import ssd, ssd_cost
 from elleci.kernels.ssd_reference import ssd_chunked
 from gpu.bench import (LONG, RECIPE_A, TOY, TOY_WIDE, WIDE, Stopwatch, both_ways, failed, free, mamba_ssm, no_grad, note, peak, quick_tuning, row,
-                       scan_inputs, work)
+                       scan_inputs)
 
 TARGETS = {'forward': 2., 'forward + backward': 1.8}
 
@@ -59,7 +59,7 @@ def compare(ctx, watch, shape, docs, sizes):
             if isinstance(t, Exception): yield failed(f'{n}, {kind} {label}', t)
         good = {n: t for n, t in times.items() if not isinstance(t, Exception)}
         if 'ours' not in good: continue
-        must, moved, flop = work(shape, Q)[kind]
+        moved, flop, must = ssd_cost(*shape, Q)[kind]
         memory, arithmetic = (1e3*a/ctx.machine[b] for a, b in ((must, 'bandwidth'), (flop, 'flops')))
         mine = good.pop('ours')
         yield row(f'{kind} {label}', mine.ms, 'ms', **mine.fields(), moved=moved)
