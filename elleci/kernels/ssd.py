@@ -145,7 +145,7 @@ def _plus_skip(
     "out = y + D·x, in one pass where the dtypes agree"
     y, x = y.view(out.shape), x.reshape(out.shape)
     if D is None: out.copy_(y)
-    elif out.dtype == y.dtype: torch.addcmul(y, x, D.to(y.dtype), out=out)
+    elif out.dtype == y.dtype and not torch.compiler.is_compiling(): torch.addcmul(y, x, D.to(y.dtype), out=out)   # a graph takes no strided out
     else: out.copy_(y.addcmul_(x, D.to(y.dtype)))
 
 # %% ../../nbs/21_ssd_triton.ipynb #2e2e3106
@@ -650,7 +650,7 @@ class _SSD(torch.autograd.Function):
         x, dt, A, B, C, D, z, run, states, initial_state = ctx.saved_tensors
         Q, dz = ctx.chunk_size, None
         with full_precision(x):
-            dy = torch.zeros_like(x) if dy is None else dy.contiguous()
+            dy, dfinal = torch.zeros_like(x) if dy is None else dy.contiguous(), None if dfinal is None else dfinal.contiguous()
             if z is not None: dy, dz = _gate_backward(dy, FORWARD[ctx.backend](x, dt, A, B, C, D, initial_state, run, Q, False)[0], z)
             if ctx.backend == 'torch': *grads, dD, dinitial = _backward_torch(dy, dfinal, x, dt, A, B, C, D, run, states, Q)
             else: *grads, dD, dinitial = ssd_backward(dy, dfinal, x, dt, A, B, C, D, run, states, ctx.state_dtype is not None, Q)
@@ -671,6 +671,14 @@ def _reference(x, dt, A, B, C, D, z, initial_state, seq_idx):
     y, h = ssd_recurrent(x, dt, A, B, C, D, initial_state, seq_idx, return_final_state=True)
     return (y if z is None else y*F.silu(z.double())).to(x.dtype), h.to(compute_dtype(x))
 
+# %% ../../nbs/21_ssd_triton.ipynb #5ce571f6
+def _near(
+    t:Tensor, # (B, T, H, …)
+    last:int=1, # the last stride that is wanted
+)->Tensor: # t, or a contiguous copy
+    "Rows may lie any distance apart; within one, kernels count in 32 bits: 256 steps, or all heads, may not be further apart than that"
+    return t if t.stride(-1) == last and max(256*t.stride(1), t.shape[2]*t.stride(2)) < 2**31 else t.contiguous()
+
 # %% ../../nbs/21_ssd_triton.ipynb #2886382f
 def _fits(x, B): return max(x.shape[3], B.shape[3]) <= (256 if x.dtype.itemsize < 4 else 128)       # a tile in shared memory
 
@@ -688,13 +696,14 @@ def ssd(
     seq_idx:Tensor|None=None, # (B, T) integers that never fall along a row; a new document starts where they rise
     return_final_state:bool=False, # also return the state after the last step
     backend:str='auto', # 'triton' (on a GPU), 'torch', 'reference' (float64, slow), 'mamba_ssm'; 'auto' takes one of the first two
-    check:bool|None=None, # look at values too; None: on the CPU only, where it makes no GPU wait
+    check:bool|None=None, # look at values too; None: on the CPU only, where no GPU waits for it, and not while `torch.compile` traces
 )->Tensor: # y (B, T, H, P) in x's dtype, or (y, (B, H, P, N) fp32, float64 for float64)
     "The SSD scan of Mamba-2 (Dao and Gu 2024, §6); raises `UserError` for inputs that do not fit together"
     Q = 64 if chunk_size is None else chunk_size
     _refuse(isinstance(Q, int) and Q > 0, f'chunk_size is {chunk_size!r}: give a positive whole number.')
     _check_shapes(x, dt, A, B, C, D, z, initial_state, seq_idx)
-    if (x.device.type == 'cpu' if check is None else check) and not x.is_meta: _check_values(dt, A, seq_idx)
+    if check is None: check = x.device.type == 'cpu' and not torch.compiler.is_compiling()         # a value that is looked at ends a graph
+    if check and not x.is_meta: _check_values(dt, A, seq_idx)
     if backend == 'reference': y, final = _reference(x, dt, A, B, C, D, z, initial_state, seq_idx)
     elif backend == 'mamba_ssm': y, final = _mamba_ssm(x, dt, A, B, C, Q, D, z, initial_state, seq_idx)
     else:
@@ -702,9 +711,9 @@ def ssd(
         if chosen == 'triton' and not _fits(x, B):
             _refuse(backend == 'auto', f'P = {x.shape[3]} and N = {B.shape[3]} in {x.dtype} do not fit the kernels: at most 256 each in half precision, 128 in fp32.')
             chosen = 'torch'
-        run = None if seq_idx is None else document_runs(seq_idx).int()
-        rows = lambda t: t if t is None or t.stride(-1) == 1 else t.contiguous()
-        x, B, C, z = rows(x), rows(B.to(x.dtype)), rows(C.to(x.dtype)), None if z is None else z.to(x.dtype)
+        run = None if seq_idx is None else document_runs(seq_idx).int().contiguous()
+        x, dt, B, C, z = _near(x), _near(dt, dt.stride(-1)), _near(B.to(x.dtype)), _near(C.to(x.dtype)), None if z is None else z.to(x.dtype)
+        A, D, initial_state = (None if t is None else t.contiguous() for t in (A, D, initial_state))
         save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, dt, A, B, C, D, z, initial_state))
         y, final = _SSD.apply(x, dt, A, B, C, D, z, initial_state, run, Q, chosen, save)
     return (y, final) if return_final_state else y
@@ -745,6 +754,7 @@ def _decode_kernel(state, x, dt, A, B, C, D, y, H, RATIO, sx_b, sx_h, sd_b, sd_h
 def _step_triton(state, x, dt, A, B, C, D):
     (b, H, P), (G, N), BN = x.shape, B.shape[1:], next_power_of_2(B.shape[2])
     x, B, C = (t if t.stride(-1) == 1 else t.contiguous() for t in (x, B, C))
+    A, D = A.contiguous(), None if D is None else D.contiguous()
     y, BP = x.new_empty(x.shape), min(next_power_of_2(P), max(1, 4096//BN))
     with torch.cuda.device_of(x): _decode_kernel[(H*cdiv(P, BP), b)](state, x, dt, A, B, C, D, y, H, H//G,
         *x.stride()[:2], *dt.stride(), *B.stride()[:2], *C.stride()[:2], P=P, N=N, BP=BP, BN=BN, SKIP=D is not None)
