@@ -6,6 +6,7 @@ import argparse, dataclasses, datetime, json
 import torch
 from elleci.config import preset
 from elleci.core import atomic_write, seed_everything
+from elleci.engine import make_engine
 from elleci.data.packing import corpus_tokenizer, pack, read_documents, split_documents
 from elleci.model import Elleci
 from elleci.optim import make_optimizer
@@ -16,10 +17,11 @@ def train(N, seed, steps, data, val):
     "Validation losses and seconds per step of one training"
     config, rows = preset('elleci-tiny', steps=steps, val_every=steps, seed=seed), []
     seed_everything(seed)
-    model = Elleci(dataclasses.replace(config.model, d_state=N)); optimizer = make_optimizer(model, config.train)
-    fit(model, optimizer, data, val, config.train, lambda **e: rows.append(e), lambda i: None)
+    model = Elleci(dataclasses.replace(config.model, d_state=N))
+    engine = make_engine(model, make_optimizer(model, config.train), config.train)
+    fit(engine, data, val, config.train, lambda **e: rows.append(e), lambda i: None)
     seconds = sorted(r['seconds'] for r in rows if 'loss' in r)
-    return dict(d_state=N, seed=seed, seconds_per_step=round(seconds[len(seconds)//2], 4), **validate(model, val, 4, 10**6))
+    return dict(d_state=N, seed=seed, seconds_per_step=round(seconds[len(seconds)//2], 4), **validate(engine, val, 4, 10**6))
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

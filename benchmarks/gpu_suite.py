@@ -13,6 +13,7 @@ Parts, each in a process of its own, so that what one breaks is not lost to the 
   fused     convolution and gated norm: GB/s, against plain torch
   decode    one token for many rows
   account   thirty training configurations, peaks predicted against measured; the allocator's history replayed
+  step_time the link, launches, and seconds of real steps against those predicted from the rates
   tiles     the sizes in `_tiles`, tried out
 Results of parts that were not run are kept from an earlier run of the same card and commit. mamba-ssm: put its folder on PYTHONPATH.
 Exit code 1: a part broke, or a kernel computes something wrong. Targets that were missed are results.
@@ -20,8 +21,8 @@ Exit code 1: a part broke, or a kernel computes something wrong. Targets that we
 import argparse, datetime, importlib, json, math, os, random, re, subprocess, sys, tempfile, time
 from pathlib import Path
 sys.path.insert(1, str(Path(__file__).resolve().parents[1]))                 # elleci, where it is not installed
-PARTS = dict(machine=30, compile=130, numerics=60, ssd=110, block=30, fused=25, decode=15, account=100, tiles=90)   # seconds at most
-TOTAL, COMPILED = 480, ('numerics', 'ssd', 'block', 'fused', 'decode', 'account', 'tiles')
+PARTS = dict(machine=30, compile=130, numerics=60, ssd=110, block=30, fused=25, decode=15, account=100, step_time=60, tiles=90)   # seconds at most
+TOTAL, COMPILED = 480, ('numerics', 'ssd', 'block', 'fused', 'decode', 'account', 'step_time', 'tiles')
 
 def plain(o):
     "What JSON can hold"

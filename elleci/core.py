@@ -5,10 +5,11 @@
 # %% auto #0
 __all__ = ['KiB', 'MiB', 'GiB', 'META_ACTS_AS', 'fmt_bytes', 'fmt_count', 'UserError', 'optional', 'require', 'pick_device',
            'compute_dtype', 'autocast_device', 'full_precision', 'acts_as', 'seed_everything', 'assert_close',
-           'document_runs', 'memory_in_use', 'memory_free', 'replace_file', 'atomic_write', 'run_command', 'figure']
+           'document_runs', 'aux_loss', 'collect_aux', 'memory_in_use', 'memory_free', 'replace_file', 'atomic_write',
+           'run_command', 'figure']
 
 # %% ../nbs/00_core.ipynb #0b6d038c
-import importlib, inspect, os, random, re, sys, typing
+import contextlib, contextvars, importlib, inspect, os, random, re, sys, typing
 from pathlib import Path
 import numpy as np
 import torch
@@ -137,6 +138,24 @@ def document_runs(
         raise UserError(f'seq_idx is {seq_idx.dtype} of shape {tuple(seq_idx.shape)}: give integers of shape (B, T).')
     new = seq_idx[:, 1:] != seq_idx[:, :-1]
     return torch.nn.functional.pad(new.long(), (1, 0)).cumsum(1)
+
+# %% ../nbs/00_core.ipynb #8092558b
+_AUX = contextvars.ContextVar('auxiliary losses', default=None)
+
+# %% ../nbs/00_core.ipynb #5b60f4fe
+def aux_loss(
+    value:Tensor, # () nats per token of this micro-batch
+):
+    "Called by a layer: add `value` to the loss of the micro-batch"
+    if (found := _AUX.get()) is not None: found.append(value)
+
+# %% ../nbs/00_core.ipynb #7c5568f6
+@contextlib.contextmanager
+def collect_aux():
+    "Within it `aux_loss` is heard; gives the list of what was said"
+    token = _AUX.set([])
+    try: yield _AUX.get()
+    finally: _AUX.reset(token)
 
 # %% ../nbs/00_core.ipynb #3f423516
 def memory_in_use(

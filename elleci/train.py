@@ -16,9 +16,9 @@ from .core import (UserError, atomic_write, fmt_bytes, fmt_count, memory_free, m
 from .memory.ledger import parameter_counts
 from .memory.measure import explain_oom, measure
 from .config import Config, config_from_json, config_to_json, preset as preset_config
-from .model import IGNORE, Elleci, token_loss
+from .model import IGNORE
 from .optim import make_optimizer
-from .engine import autocast, step
+from .engine import make_engine, make_model
 from .schedules import lr_factor
 from .account import Account, account, alternatives, measured_peak, settings
 from .data.tokenizer import load_tokenizer, save_tokenizer
@@ -46,21 +46,19 @@ def forget_after(
     atomic_write(Path(run)/'metrics.jsonl', ''.join(json.dumps(r) + '\n' for r in rows))
 
 # %% ../nbs/76_train.ipynb #636dc5e4
-@torch.no_grad()
 def validate(
-    model:nn.Module,
+    engine,     # from `make_engine`
     val:dict,   # source: `Packed`
     B:int,      # rows at a time
     max_rows:int, # of each source
-    precision:str='fp32',
 )->dict: # val_loss over all tokens, val_loss_<source>; nats per token
     "Held-out loss"
-    device, sums = model.embedding.weight.device, {}
+    sums = {}
     for source, packed in val.items():
         rows = [t[:max_rows] for t in packed.epoch(0)]
         total = count = 0
         for tokens, labels, seq_idx in zip(*(t.split(B) for t in rows)):
-            with autocast(device, precision): total += float(token_loss(model(tokens.to(device), seq_idx.to(device)), labels.to(device)))
+            total += float(engine.evaluate(*(t.to(engine.device) for t in (tokens, labels, seq_idx))))
             count += int((labels != IGNORE).sum())
         sums[source] = total, count
     mean = lambda pairs: sum(t for t, _ in pairs)/max(sum(c for _, c in pairs), 1)
@@ -82,28 +80,25 @@ def stop_on_signal():
 
 # %% ../nbs/76_train.ipynb #9df034ce
 def fit(
-    model:nn.Module,
-    optimizer:torch.optim.Optimizer,
+    engine,       # from `make_engine`; it knows how many steps are done
     data,         # `Packed`: the training rows
     val:dict,     # source: `Packed`
     train,        # `TrainConfig`
     log,          # called with the fields of each event
     save,         # called with the step to save
-    start:int=0,  # steps already done
     stopped=lambda: False, # asked after each step
     progress=lambda steps: steps, # wraps the iteration, e.g. in a progress bar
 )->int: # the last step done
-    "The training loop: steps start + 1 … train.steps"
-    device, M = model.embedding.weight.device, train.accumulate
-    check = lambda i: log(step=i, **validate(model, val, train.batch_size, train.val_rows, train.precision))
-    if start == 0: check(0)
-    for i in progress(range(start + 1, train.steps + 1)):
+    "The training loop: steps engine.done + 1 … train.steps"
+    M, check = train.accumulate, lambda i: log(step=i, **validate(engine, val, train.batch_size, train.val_rows))
+    if engine.done == 0: check(0)
+    for i in progress(range(engine.done + 1, train.steps + 1)):
         began, lr = time.perf_counter(), train.lr*lr_factor(train, i)
-        for group in optimizer.param_groups: group['lr'] = lr
-        micro = [[t.to(device) for t in data.batch((i - 1)*M + m, train.batch_size)] for m in range(M)]
-        out = step(model, micro, optimizer, train.clip, train.precision)
+        for group in engine.optimizer.param_groups: group['lr'] = lr
+        micro = [[t.to(engine.device) for t in data.batch((i - 1)*M + m, train.batch_size)] for m in range(M)]
+        out = engine.step(micro)
         seconds = time.perf_counter() - began
-        log(step=i, **out, lr=lr, seconds=seconds, tokens_per_s=train.tokens_per_step/seconds, memory_bytes=memory_in_use(device))
+        log(step=i, **out, lr=lr, seconds=seconds, tokens_per_s=train.tokens_per_step/seconds, memory_bytes=memory_in_use(engine.device))
         if i % train.val_every == 0 or i == train.steps: check(i)
         if i % train.save_every == 0 or i == train.steps or stopped(): save(i)
         if stopped(): break
@@ -116,7 +111,7 @@ def announce(
     free:int|None, # bytes to be had on the device; None where unknown
 )->Account:
     "Print what will be trained and what it will hold; raises `UserError` if that cannot fit"
-    a, t = account(config.model, config.train, 'cuda' if device.type == 'cuda' else 'cpu', name=config.preset), config.train
+    a, t = account(config.model, config.train, 'cuda' if device.type == 'cuda' else 'cpu', name=config.preset, limit=free), config.train
     table = parameter_counts(config.model)
     print(f"{config.preset}: {fmt_count(sum(table.values()))} parameters ({', '.join(f'{k} {fmt_count(v)}' for k, v in table.items())})")
     print(f"{device} will hold {fmt_bytes(a.total)} at its peak: {', '.join(f'{k} {fmt_bytes(v)}' for k, v in a.categories.items() if v)}")
@@ -124,6 +119,9 @@ def announce(
     if free is not None and not a.fits(free):
         raise UserError(f'{config.preset} needs {fmt_bytes(a.total)}, and {device} has {fmt_bytes(free)} free: take a smaller preset or a larger device; '
                         f'`elleci_memory --preset {config.preset} --vram {free//2**20}MiB` says what would fit.')
+    beside, room = a.host_total, memory_free(torch.device('cpu'))
+    if room is not None and beside > room: raise UserError(f'{config.preset} needs {fmt_bytes(beside)} of RAM beside the card, and {fmt_bytes(room)} are free: '
+                                                           'close other programs, leave more on the device, or take fewer tokens a step.')
     return a
 
 # %% ../nbs/76_train.ipynb #e6d04d7b
@@ -154,7 +152,7 @@ def _explained(config, a, free):
     raise UserError(text)
 
 # %% ../nbs/76_train.ipynb #65cd3bf4
-FREE = ('steps', 'save_every', 'checkpointing')   # what may change when a run goes on: the rest would make it another run
+FREE = ('steps', 'save_every', 'checkpointing', 'residuals', 'weights_on', 'states_on')   # what may change when a run goes on: the rest would make it another run
 
 # %% ../nbs/76_train.ipynb #da66e1e6
 def _begin(run, preset, changes, resume):
@@ -217,11 +215,13 @@ def _reporter(run, steps, done):
 # %% ../nbs/76_train.ipynb #6d924a4d
 def _train(run, config, device, done, a, free):
     "Everything between a configuration and a trained model in `run`, from step `done` on"
-    t = config.train
+    t = a.config.train                                                  # where things are placed is resolved there
     if not done: (run/'tokenizer.json').unlink(missing_ok=True)
     tok, rows, val = _data(run, config, done)
     seed_everything(t.seed)
-    model = Elleci(config.model, t.checkpointing).to(device); optimizer = make_optimizer(model, t)
+    model = make_model(config.model, t)
+    if t.weights_on == 'device': model.to(device)
+    optimizer = make_optimizer(model, t)
     if done: load_checkpoint(run, model, optimizer)
     atomic_write(run/'config.json', config_to_json(config)); forget_after(run, done)
     save = lambda i: save_checkpoint(run, model, optimizer, i, data=rows.fingerprint)
@@ -229,7 +229,7 @@ def _train(run, config, device, done, a, free):
     rows.batch(done*t.accumulate, t.batch_size)                        # shuffles the epoch here and not in the step that is measured
     watched = lambda steps: compared(progress(steps), a, model, optimizer, say)
     with stop_on_signal() as stopped, _explained(config, a, free):
-        try: last = fit(model, optimizer, rows, val, t, log, save, done, stopped, watched)
+        try: last = fit(make_engine(model, optimizer, t, done, device), rows, val, t, log, save, stopped, watched)
         except FloatingPointError as e: raise UserError(str(e)) from None
     if last < t.steps: raise KeyboardInterrupt(f'stopped after step {last} and saved; go on with `elleci_train --out {run} --resume`.')
 
@@ -245,7 +245,7 @@ def _sample(run, config, device):
 
 # %% ../nbs/76_train.ipynb #13ddbe85
 def elleci_train(
-    preset:str|None=None, # elleci-tiny (the default), elleci-1b5
+    preset:str|None=None, # elleci-tiny (the default), elleci-1b5, elleci-1b5-12gib
     steps:int|None=None,  # optimizer steps
     out:str|None=None,    # the run's own folder (default: runs/<preset>)
     seed:int|None=None,   # of weights and data order
@@ -254,15 +254,21 @@ def elleci_train(
     batch:int|None=None,  # rows in a micro-batch
     seq:int|None=None,    # tokens in a row
     accumulate:int|None=None, # micro-batches in an optimizer step
-    optimizer:str|None=None,  # lion or adamw
-    precision:str|None=None,  # bf16 or fp32
-    checkpointing:str|None=None, # none or block
+    optimizer:str|None=None,  # lion, adamw or lion8
+    precision:str|None=None,  # bf16, bf16-weights or fp32
+    checkpointing:str|None=None, # none, selective, block or offload
+    engine:str|None=None,     # ordinary or layer-major
+    clip_by:str|None=None,    # model or layer
+    residuals:str|None=None,  # layer-major: auto, device, pinned or pageable
+    weights_on:str|None=None, # layer-major: device or host
+    states_on:str|None=None,  # layer-major: device or host
     resume:bool=False,    # go on with the run in --out; begins at step 0 where nothing was saved yet
 )->Path: # the run's folder
     "Train a model from text; Ctrl-C saves and says how to go on"
     run = Path(out or f"runs/{preset or 'elleci-tiny'}")
     given = settings(steps=steps, seed=seed, data=data, save_every=save_every, batch=batch, seq=seq, accumulate=accumulate,
-                     optimizer=optimizer, precision=precision, checkpointing=checkpointing)
+                     optimizer=optimizer, precision=precision, checkpointing=checkpointing, engine=engine, clip_by=clip_by,
+                     residuals=residuals, weights_on=weights_on, states_on=states_on)
     config, device = _begin(run, preset, given, resume), pick_device()
     done = saved_step(run)
     if done >= config.train.steps: print(f'{run} is complete: {done} steps.')

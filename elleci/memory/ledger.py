@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['CARDS', 'CATEGORIES', 'COLOURS', 'parse_bytes', 'card_bytes', 'parameter_shapes', 'parameter_counts', 'kept_by_block',
-           'kept_by_head', 'phases', 'ledger', 'draw_breakdown']
+           'kept_checkpointed', 'kept_by_head', 'phases', 'ledger', 'draw_breakdown']
 
 # %% ../../nbs/10_ledger.ipynb #f9f0081e
 import math, re
@@ -204,6 +204,34 @@ def kept_by_block(
     return (_named('mixer_norm', _norm(n, D)) | _named('mixer', {'M': _mamba, 'A': _mla, 'E': _eigenstate}[mixer](model, s, B, T))
             | _named('ffn_norm', _norm(n, D)) | _named('ffn', _swiglu(model, s, n)))
 
+# %% ../../nbs/10_ledger.ipynb #92ae8563
+def _results(
+    c:ModelConfig,
+    mixer:str, # 'M', 'A' or 'E'
+    s:int,     # bytes of a matmul operand
+    B:int,     # rows of the micro-batch
+    T:int,     # tokens in a row
+)->dict: # tensor: bytes
+    "Results of a block's products, but the last"
+    n, H, d, r, key = B*T, c.n_attn_heads, c.d_inner, c.kv_lora_rank, c.qk_nope_head_dim + c.qk_rope_head_dim
+    widths = {'M': dict(in_proj=d + c.conv_dim + c.n_ssm_heads, y=d), 'E': dict(in_proj=4*c.n_eigenstates),
+              'A': dict(q_proj=H*key, kv_down=r + c.qk_rope_head_dim, kv_up=H*(c.qk_nope_head_dim + c.v_head_dim), output=H*max(key, c.v_head_dim))}[mixer]
+    beside = {'M': lambda: {'states': _mamba(c, s, B, T)['states'], 'final state': 4*B*d*c.d_state},
+              'A': lambda: {'log-sum-exp': 4*n*H}, 'E': dict}[mixer]()
+    return {k: s*n*width for k, width in (widths | {'out': c.d_model, 'gate_up': 2*c.d_ff}).items()} | beside
+
+# %% ../../nbs/10_ledger.ipynb #220377d3
+def kept_checkpointed(
+    model:ModelConfig,
+    mixer:str,         # 'M', 'A' or 'E'
+    train:TrainConfig, # its checkpointing, batch_size, seq_len, precision
+)->dict: # tensor: bytes, one entry for each storage
+    "What a block keeps on the card until it is computed again; everything where it is not"
+    if train.checkpointing == 'none': return kept_by_block(model, mixer, train)
+    s, B, T = {'fp32': 4, 'bf16': 2}[train.precision], train.batch_size, train.seq_len
+    if train.checkpointing == 'offload': return {}
+    return {'input': 4*B*T*model.d_model} | (_results(model, mixer, s, B, T) if train.checkpointing == 'selective' else {})
+
 # %% ../../nbs/10_ledger.ipynb #bb14c324
 def kept_by_head(
     model:ModelConfig,
@@ -240,7 +268,7 @@ def _temporaries(
     "The largest short-lived tensors that have a name; what comes and goes inside a layer is left to the dry run"
     bf16, logits = train.precision == 'bf16', train.batch_size*train.seq_len*model.vocab_size
     cached = [2*math.prod(n) for k, n in parameter_shapes(model).items() if _decays(k) and k != 'head.weight']
-    cached = cached if bf16 and not model.ternary and train.checkpointing == 'block' else []
+    cached = cached if bf16 and not model.ternary and train.checkpointing != 'none' else []
     return {'forward': [2*logits]*bf16 + [4*logits] + cached, 'backward': [4*logits]*2, 'optimizer': _update(model, train)}
 
 # %% ../../nbs/10_ledger.ipynb #918ce46a
@@ -258,11 +286,10 @@ def _activations(
 )->tuple: # bytes of the tensors at the end of the forward; and while a block is recomputed (None without checkpointing)
     "All that the blocks and the last norm keep"
     n, D = train.batch_size*train.seq_len, model.d_model
-    blocks = {x: list(kept_by_block(model, x, train).values()) for x in set(model.mixers)}
-    last = list(_norm(n, D).values())
+    blocks, less = ({x: list(f(model, x, train).values()) for x in set(model.mixers)} for f in (kept_by_block, kept_checkpointed))
+    last, ends = list(_norm(n, D).values()), [less[x] for x in model.mixers]
     if train.checkpointing == 'none': return sum((blocks[x] for x in model.mixers), []) + last, None
-    inputs = [4*n*D]*model.n_layers
-    return inputs + last, max((inputs[:i] + blocks[x] for i, x in enumerate(model.mixers)), key=sum)
+    return sum(ends, []) + last, max((sum(ends[:i], []) + blocks[x] for i, x in enumerate(model.mixers)), key=sum)
 
 # %% ../../nbs/10_ledger.ipynb #461095a1
 def _moments(
