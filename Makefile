@@ -18,11 +18,12 @@ test-long: .venv/dev  ## what takes longer: more kills; three trainings, kept in
 lab: .venv/dev    ## read and run the notebooks
 	$(BIN)/jupyter lab --notebook-dir=nbs
 
-bench: .venv/run  ## train elleci-tiny, and with several state sizes; time the account and the scan on this CPU; what was measured goes to data/results
+bench: .venv/run  ## train elleci-tiny, and with several state sizes; with 8-bit optimizers; time the account and the scan on this CPU; what was measured goes to data/results
 	$(BIN)/python benchmarks/tiny.py
 	$(BIN)/python benchmarks/d_state.py
 	$(BIN)/python benchmarks/account.py
 	$(BIN)/python benchmarks/cpu_scan.py
+	$(BIN)/python benchmarks/lion8.py
 
 bench-gpu: .venv/run  ## everything that is measured on a GPU, in at most 8 minutes; goes to data/results
 	$(BIN)/python benchmarks/gpu_suite.py
@@ -48,4 +49,5 @@ clean:            ## everything that git does not track
 	@$(PIP) setuptools wheel packaging einops && \
 	MAMBA_FORCE_BUILD=TRUE MAMBA_SKIP_CUDA_BUILD=TRUE $(PIP) --no-deps --no-build-isolation mamba-ssm >.venv/mamba-ssm.log 2>&1 || \
 	echo 'mamba-ssm could not be installed (.venv/mamba-ssm.log): the comparison with it will be skipped'
+	@$(PIP) bitsandbytes torchao pytorch-optimizer || echo 'bitsandbytes, torchao or pytorch-optimizer could not be installed: their bytes will not be measured'
 	touch $@
