@@ -58,7 +58,8 @@ def rehearse(
 )->Trace:
     "The memory of our own training step, allocation by allocation; blocks that repeat are run once and composed"
     L, p = model.n_layers, _period(model.mixers)
-    least = p + 2 if train.engine == 'ordinary' else 2*p + 4                # blocks that reach into each other must be seen to repeat
+    streams = 'host' in (train.weights_on, train.states_on)
+    least = 2*p + 4 if streams else p + 2                                  # blocks that reach into each other must be seen to repeat
     short = least + (L - least) % p
     if short < L:
         with contextlib.suppress(UserError): return compose(_run(replace(model, n_layers=short), train, target, steps), p, L - short)

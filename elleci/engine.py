@@ -129,8 +129,9 @@ class Noise:
     ):
         self.seed, self.at, noisy = seed, (0, 0), [(name, m) for name, modules in units(model).items() for m in modules if _draws(m)]
         if any(name == 'head' for name, _ in noisy): raise UserError('The norm or the head draws random numbers: the loss is computed in slices, put the noise into a block.')
-        for name, m in noisy: m.register_forward_pre_hook(lambda *_, name=name: torch.manual_seed(self.key(name)))
+        for name, m in noisy: m.register_forward_pre_hook(lambda *_, name=name: self._seed(name))
 
+    def _seed(self, name): torch.manual_seed(self.key(name))                    # and gives nothing, which leaves the input alone
     def key(self, name): return random.Random(f'{self.seed} {self.at} {name}').getrandbits(63)
 
 # %% ../nbs/61_layer_major.ipynb #12382bfc
@@ -175,6 +176,14 @@ def check_block(
     foreign = [p for p in _leaves(y) if isinstance(p, nn.Parameter) and all(p is not q for q in block.parameters())]
     if foreign: raise UserError(f'{name} uses a weight of shape {tuple(foreign[0].shape)} that is not its own: its gradient would come too late or too early.')
 
+# %% ../nbs/61_layer_major.ipynb #768b0d32
+@contextlib.contextmanager
+def _quiet(model):
+    "Within it the model is evaluated, not trained"
+    was = model.training; model.eval()
+    try: yield
+    finally: model.train(was)
+
 # %% ../nbs/61_layer_major.ipynb #cfda003a
 class Ordinary:
     "The ordinary step: micro-batches one after the other, all gradients kept until the last"
@@ -201,8 +210,8 @@ class Ordinary:
 
     @torch.no_grad()
     def evaluate(self, tokens, labels, seq_idx)->Tensor: # () nats, summed
-        "The loss, no gradients"
-        with autocast(self.device, self.precision): return token_loss(self.model(tokens, seq_idx), labels)
+        "The loss, no gradients, no noise"
+        with _quiet(self.model), autocast(self.device, self.precision): return token_loss(self.model(tokens, seq_idx), labels)
 
 # %% ../nbs/61_layer_major.ipynb #24059a46
 LOSS_TOKENS = 1024
@@ -404,10 +413,10 @@ class LayerMajor:
 
     @torch.no_grad()
     def evaluate(self, tokens, labels, seq_idx)->Tensor: # () nats, summed
-        "The loss, no gradients"
+        "The loss, no gradients, no noise"
         x, names = None, list(self.units)
         for name, following in zip(names, names[1:] + [None]):
-            with self._at_work(name, following), autocast(self.device, self.precision):
+            with _quiet(self.model), self._at_work(name, following), autocast(self.device, self.precision):
                 if name == 'embedding': x = self.model.embedding(tokens)
                 elif name != 'head': x = self.units[name][0](x, seq_idx)
                 else: parts = zip(x.flatten(0, 1).split(LOSS_TOKENS), labels.flatten().split(LOSS_TOKENS)); total = sum(token_loss(self._logits(h), l) for h, l in parts)

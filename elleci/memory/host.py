@@ -23,9 +23,9 @@ class HostMemory:
         kind:str, # 'pinned' or 'pageable'
         device:torch.device, # that the copies come from and go to
     ):
+        self.kind, self.device, self.pinned = kind, device, []
         if kind == 'pinned' and device.type == 'cpu': raise UserError("There is no GPU to pin memory for: place things on the 'device', or in 'pageable' memory to rehearse it.")
         if kind not in KINDS[1:]: raise UserError(f"Host memory is {kind!r}: give 'pinned' or 'pageable'.")
-        self.kind, self.device, self.pinned = kind, device, []
 
     def empty(self,
         shape:tuple,

@@ -96,17 +96,20 @@ def parameter_counts(
 # %% ../../nbs/10_ledger.ipynb #c098146e
 def _weight_sizes(
     model:ModelConfig,
-)->list: # bytes of each parameter tensor; its gradient is as large
-    "fp32 in either precision"
-    return [4*math.prod(s) for s in parameter_shapes(model).values()]
+    train:TrainConfig, # its precision
+)->list: # bytes of each parameter tensor
+    "fp32 in either precision; with 'bf16-weights' the matrices in bf16"
+    half = train.precision == 'bf16-weights'
+    return [math.prod(s)*(2 if half and len(s) == 2 and k.endswith('.weight') else 4) for k, s in parameter_shapes(model).items()]
 
 # %% ../../nbs/10_ledger.ipynb #b339c5d3
 def _state_sizes(
-    weights:list,  # bytes of each parameter tensor, fp32
-    optimizer:str, # 'lion' or 'adamw'
+    numbers:list,  # in each parameter tensor
+    optimizer:str, # 'lion', 'lion8' or 'adamw'
 )->list: # bytes of each tensor of the optimizer's state
-    "One momentum (Chen et al. 2023, alg. 2), or two moments and a counter (Loshchilov and Hutter 2019, alg. 2)"
-    return list(weights) if optimizer == 'lion' else 2*weights + [4]*len(weights)
+    "One momentum (Chen et al. 2023, alg. 2), in fp32 or in blocks of 8 bits, or two moments and a counter (Loshchilov and Hutter 2019, alg. 2)"
+    if optimizer == 'lion8': return [b for n in numbers for b in (n, 4*-(-n//256))]
+    return [4*n for n in numbers]*(1 if optimizer == 'lion' else 2) + ([] if optimizer == 'lion' else [4]*len(numbers))
 
 # %% ../../nbs/10_ledger.ipynb #7ff20f49
 def _norm(
@@ -129,6 +132,15 @@ def _linear(
     "Kept by a linear layer"
     if c.ternary: return {'int8 input': n*d_in, 'scales': 4*n}
     return ({} if shared else {'input': s*n*d_in}) | ({'bf16 weight': 2*d_in*d_out} if s == 2 else {})
+
+# %% ../../nbs/10_ledger.ipynb #6f3bec79
+def _uncopied(
+    kept:dict, # tensor: bytes, as under autocast where s is 2
+    train:TrainConfig, # its precision
+)->dict: # the same, without what autocast alone makes
+    "What is kept with the weights as they are stored"
+    stored = train.precision == 'bf16-weights'
+    return {k: v for k, v in kept.items() if not (stored and k.endswith(('bf16 weight', 'kv_down: input')))}
 
 # %% ../../nbs/10_ledger.ipynb #b849c99a
 def _named(
@@ -192,6 +204,9 @@ def _eigenstate(
             | _named('out_proj', _linear(c, s, n, 2*K, c.d_model)))
 
 # %% ../../nbs/10_ledger.ipynb #1682cbbe
+def _operand(train): return 4 if train.precision == 'fp32' else 2          # bytes of a number that matmuls work in
+
+# %% ../../nbs/10_ledger.ipynb #b494b853
 def kept_by_block(
     model:ModelConfig,
     mixer:str,         # 'M', 'A' or 'E'
@@ -199,10 +214,10 @@ def kept_by_block(
 )->dict: # tensor: bytes, one entry for each storage
     "What one block of the model, with documents, keeps from its forward to its backward"
     if mixer not in ('M', 'A', 'E'): raise UserError(f"mixer is {mixer!r}: give 'M' (Mamba-2), 'A' (attention) or 'E' (eigenstates).")
-    s, B, T = {'fp32': 4, 'bf16': 2}[train.precision], train.batch_size, train.seq_len
+    s, B, T = _operand(train), train.batch_size, train.seq_len
     n, D = B*T, model.d_model
-    return (_named('mixer_norm', _norm(n, D)) | _named('mixer', {'M': _mamba, 'A': _mla, 'E': _eigenstate}[mixer](model, s, B, T))
-            | _named('ffn_norm', _norm(n, D)) | _named('ffn', _swiglu(model, s, n)))
+    return _uncopied(_named('mixer_norm', _norm(n, D)) | _named('mixer', {'M': _mamba, 'A': _mla, 'E': _eigenstate}[mixer](model, s, B, T))
+                     | _named('ffn_norm', _norm(n, D)) | _named('ffn', _swiglu(model, s, n)), train)
 
 # %% ../../nbs/10_ledger.ipynb #92ae8563
 def _results(
@@ -228,9 +243,9 @@ def kept_checkpointed(
 )->dict: # tensor: bytes, one entry for each storage
     "What a block keeps on the card until it is computed again; everything where it is not"
     if train.checkpointing == 'none': return kept_by_block(model, mixer, train)
-    s, B, T = {'fp32': 4, 'bf16': 2}[train.precision], train.batch_size, train.seq_len
+    s, B, T = _operand(train), train.batch_size, train.seq_len
     if train.checkpointing == 'offload': return {}
-    return {'input': 4*B*T*model.d_model} | (_results(model, mixer, s, B, T) if train.checkpointing == 'selective' else {})
+    return {'input': (2 if train.precision == 'bf16-weights' else 4)*B*T*model.d_model} | (_results(model, mixer, s, B, T) if train.checkpointing == 'selective' else {})
 
 # %% ../../nbs/10_ledger.ipynb #bb14c324
 def kept_by_head(
@@ -238,9 +253,9 @@ def kept_by_head(
     train:TrainConfig, # its batch_size, seq_len, precision
 )->dict: # tensor: bytes, one entry for each storage
     "What the head (never ternary) and the cross-entropy keep"
-    s, n, V = {'fp32': 4, 'bf16': 2}[train.precision], train.batch_size*train.seq_len, model.vocab_size
-    return ({'head input': s*n*model.d_model} | ({'bf16 head weight': 2*V*model.d_model} if s == 2 else {})
-            | {'log-probabilities': 4*n*V, 'count': 4})
+    s, n, V = _operand(train), train.batch_size*train.seq_len, model.vocab_size
+    return _uncopied({'head input': s*n*model.d_model} | ({'bf16 weight': 2*V*model.d_model} if s == 2 else {})
+                     | {'log-probabilities': 4*n*V, 'count': 4}, train)
 
 # %% ../../nbs/10_ledger.ipynb #094d943f
 def _decays(
@@ -257,6 +272,7 @@ def _update(
     "Temporaries of an optimizer step"
     sizes = {True: [], False: []}
     for name, shape in parameter_shapes(model).items(): sizes[_decays(name)].append(4*math.prod(shape))
+    if train.optimizer == 'lion8': return []
     if train.optimizer == 'lion': return [max(map(max, sizes.values()))]*2
     return max(sizes.values(), key=sum)
 
@@ -266,9 +282,9 @@ def _temporaries(
     train:TrainConfig,
 )->dict: # phase: list of bytes
     "The largest short-lived tensors that have a name; what comes and goes inside a layer is left to the dry run"
-    bf16, logits = train.precision == 'bf16', train.batch_size*train.seq_len*model.vocab_size
+    bf16, logits = _operand(train) == 2, train.batch_size*train.seq_len*model.vocab_size
     cached = [2*math.prod(n) for k, n in parameter_shapes(model).items() if _decays(k) and k != 'head.weight']
-    cached = cached if bf16 and not model.ternary and train.checkpointing != 'none' else []
+    cached = cached if train.precision == 'bf16' and not model.ternary and train.checkpointing != 'none' else []
     return {'forward': [2*logits]*bf16 + [4*logits] + cached, 'backward': [4*logits]*2, 'optimizer': _update(model, train)}
 
 # %% ../../nbs/10_ledger.ipynb #918ce46a
@@ -298,17 +314,17 @@ def _moments(
     first:bool, # the first step, before there is a state
 )->list: # of (phase, category: list of bytes)
     "What is alive, tensor by tensor, at each moment that may be the worst of its phase"
-    weights, temporaries = _weight_sizes(model), _temporaries(model, train)
-    state = _state_sizes(weights, train.optimizer)
+    weights, temporaries, numbers = _weight_sizes(model, train), _temporaries(model, train), [math.prod(s) for s in parameter_shapes(model).values()]
+    state, grads = _state_sizes(numbers, train.optimizer), [4*n for n in numbers]
     inputs = [8*train.batch_size*train.seq_len]*3*train.accumulate                     # tokens, labels, document numbers
-    early = dict(weights=weights, gradients=weights if train.accumulate > 1 else [], optimizer=[] if first else state, inputs=inputs)
+    early = dict(weights=weights, gradients=grads if train.accumulate > 1 else [], optimizer=[] if first else state, inputs=inputs)
     full, again = _activations(model, train)
     seam = early | {'activations': full, 'logits and loss': list(kept_by_head(model, train).values())}
     moments = [(p, seam | {'temporaries': temporaries[p]}) for p in ('forward', 'backward')]
     if again: moments.append(('backward', early | {'activations': again}))
-    moments.append(('backward', early | {'gradients': weights}))
+    moments.append(('backward', early | {'gradients': grads}))
     after = dict(weights=weights, optimizer=state, inputs=inputs)
-    updating = after | dict(gradients=weights, temporaries=temporaries['optimizer'])
+    updating = after | dict(gradients=grads, temporaries=temporaries['optimizer'])
     return moments + [('optimizer', updating), ('zero_grad', after)]
 
 # %% ../../nbs/10_ledger.ipynb #6fb4e13c
@@ -322,6 +338,7 @@ def _rows(
     "The moments added up, rounding and the measured constants with them"
     if not isinstance(model, ModelConfig) or not isinstance(train, TrainConfig):
         raise UserError(f'{type(model).__name__} and {type(train).__name__} were given: give a ModelConfig and a TrainConfig, in this order.')
+    if train.engine != 'ordinary': raise UserError(f'engine is {train.engine!r}: the closed forms are of the ordinary step; ask `elleci.account.account`, which rehearses this one.')
     fixed = dict(workspaces=workspaces, context=context)
     for name, n in fixed.items():
         if not isinstance(n, int) or isinstance(n, bool) or n < 0: raise UserError(f'{name} is {n!r}: give whole bytes, 0 or more.')
