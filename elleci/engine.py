@@ -10,6 +10,7 @@ __all__ = ['units', 'clip_gradients', 'autocast', 'fp32_gradients', 'count_label
 import contextlib, random
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from .core import UserError, autocast_device, collect_aux
 from .config import ModelConfig, TrainConfig
 from .memory.dryrun import within
@@ -34,6 +35,13 @@ def _owned(model):
     return {unit: [p for u, p in owner.values() if u == unit] for unit in units(model)}
 
 # %% ../nbs/61_layer_major.ipynb #38f03efd
+def _to_blame(model, params):
+    "Names of the parameters whose gradient is not finite; where only its norm overflows, that of the largest"
+    own = {id(p) for p in params}
+    size = {n: p.grad.abs().max() for n, p in model.named_parameters() if id(p) in own and p.grad is not None}
+    return [n for n, v in size.items() if not torch.isfinite(v)] or [max(size, key=lambda n: size[n])]
+
+# %% ../nbs/61_layer_major.ipynb #2d259a04
 def clip_gradients(
     model:nn.Module,
     clip:float, # largest norm
@@ -41,12 +49,12 @@ def clip_gradients(
 )->torch.Tensor: # the norm of all gradients before clipping
     "Scale gradients down to a norm of `clip`; raises `FloatingPointError`, before touching any, if the norm is not finite"
     parts = [list(model.parameters())] if by == 'model' else list(_owned(model).values())
-    norms = [nn.utils.get_total_norm([p.grad for p in part if p.grad is not None]) for part in parts]
+    norms = [nn.utils.get_total_norm([p.grad for p in part if p.grad is not None]).to(parts[0][0].device) for part in parts]
     norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
     if torch.isfinite(norm):
         for part, n in zip(parts, norms): nn.utils.clip_grads_with_norm_(part, clip, n)
         return norm
-    bad = [n for n, p in model.named_parameters() if p.grad is not None and not torch.isfinite(p.grad).all()]
+    bad = _to_blame(model, list(model.parameters()))
     raise FloatingPointError(f'The gradient is not finite in {len(bad)} parameters, first {bad[:3]}: no weight was changed; '
                              'look at this batch, or resume from the last checkpoint with a lower learning rate.')
 
@@ -73,6 +81,7 @@ def count_labels(
     "How many labels count; `UserError` for micro-batches that no step can be made of"
     if not micro_batches: raise UserError('The step was given no micro-batch: give at least one (tokens, labels, seq_idx).')
     for n, batch in enumerate(micro_batches):
+        if len(batch) != 3: raise UserError(f'Micro-batch {n} is of {len(batch)} parts: give (tokens, labels, seq_idx).')
         for what, t, like in zip(('tokens', 'labels', 'seq_idx'), batch, micro_batches[0]):
             if t.shape != batch[0].shape: raise UserError(f'Micro-batch {n} has {what} {tuple(t.shape)} for tokens {tuple(batch[0].shape)}: give the same shape.')
             if t.dtype != like.dtype or t.device != like.device:
@@ -99,7 +108,7 @@ def step(
         before(m)
         with autocast(tokens.device, precision), collect_aux() as said: part = token_loss(model(tokens, seq_idx), labels)/counted
         said = _weighted(said, labels, counted); aux += [v.detach() for v in said]
-        torch.autograd.backward([part, *said])
+        torch.autograd.backward([v for v in (part, *said) if v.requires_grad])
         loss += part.detach()
     norm = clip_gradients(model, clip, clip_by)
     optimizer.step()
@@ -133,6 +142,14 @@ class Noise:
 
     def _seed(self, name): torch.manual_seed(self.key(name))                    # and gives nothing, which leaves the input alone
     def key(self, name): return random.Random(f'{self.seed} {self.at} {name}').getrandbits(63)
+
+# %% ../nbs/61_layer_major.ipynb #e4bee440
+class _Draws(TorchDispatchMode):
+    "Sees operators that draw random numbers; attention is one only with dropout"
+    drawn = ''
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if torch.Tag.nondeterministic_seeded in func.tags and ('attention' not in func.name() or any(isinstance(a, float) and a > 0 for a in args)): self.drawn = func.name()
+        return func(*args, **(kwargs or {}))
 
 # %% ../nbs/61_layer_major.ipynb #12382bfc
 def _found(value):
@@ -169,12 +186,14 @@ def check_block(
 ):
     "Raise `UserError` if a block hands on more than its output, or uses weights that are not its own"
     before = _left_over(block)
-    with torch.enable_grad(): y = block(x.detach().requires_grad_(), seq_idx)
-    if not isinstance(y, Tensor): raise UserError(f'{name} gives {type(y).__name__}: a layer-major step hands one tensor from block to block.')
+    with torch.enable_grad(), _Draws() as seen: y = block(x := x.detach().requires_grad_(), seq_idx)
+    if seen.drawn and not _draws(block): raise UserError(f'{name} draws random numbers ({seen.drawn}) and does not say so: it would draw others when it is computed again; set noisy = True on the module that does.')
+    if not isinstance(y, Tensor): raise UserError(f'{name} gives {type(y).__name__}: a layer-major step hands one tensor from block to block; give that one, and put the rest into it.')
     new = [f'{n}.{k}'.strip('.') for (n, k), v in _left_over(block).items() if before.get((n, k)) != v]
     if new: raise UserError(f'{name} leaves {new[0]} behind, which is not its output: gradients through it would be lost; pass it on in the output, or declare it (keeps = ({new[0].split(".")[-1]!r},)) if none flow.')
+    if y is not x and all(t is not x for t in _leaves(y)): raise UserError(f'{name} lets no gradient through to what lies below it: freeze that, and leave it out of the optimizer; or take the detaching out of the block.')
     foreign = [p for p in _leaves(y) if isinstance(p, nn.Parameter) and all(p is not q for q in block.parameters())]
-    if foreign: raise UserError(f'{name} uses a weight of shape {tuple(foreign[0].shape)} that is not its own: its gradient would come too late or too early.')
+    if foreign: raise UserError(f'{name} uses a weight of shape {tuple(foreign[0].shape)} that is not its own: its gradient would come too late or too early; give the block a weight of its own.')
 
 # %% ../nbs/61_layer_major.ipynb #768b0d32
 @contextlib.contextmanager
@@ -217,15 +236,17 @@ class Ordinary:
 LOSS_TOKENS = 1024
 
 # %% ../nbs/61_layer_major.ipynb #d103e9e5
-def _check_parts(model, optimizer, precision, residuals):
+def _check_parts(model, optimizer, precision, residuals, weights_on, states_on):
     "Refuse what a layer-major step cannot do, before anything is placed"
     if precision not in ('fp32', 'bf16', 'bf16-weights'):
         raise UserError(f'precision is {precision!r}: loss scaling must see all gradients before it lets one weight change, and a layer-major step never has them; use bf16.')
     if residuals not in KINDS: raise UserError(f"residuals are {residuals!r}: give 'device', 'pinned' or 'pageable' ('auto' is resolved by elleci.account).")
+    for what, where in (('weights_on', weights_on), ('states_on', states_on)):
+        if where not in ('device', 'host'): raise UserError(f"{what} is {where!r}: give 'device' or 'host'.")
     needs = [k for k in ('max_grad_norm', 'grad_clip', 'clip_grad_norm') if optimizer.defaults.get(k)]
     if needs or isinstance(optimizer, torch.optim.LBFGS):
         raise UserError(f"{type(optimizer).__name__} wants all gradients at once ({needs[0] if needs else 'a closure'}): a layer-major step has one layer's; take another optimizer.")
-    known, own = {id(p) for g in optimizer.param_groups for p in g['params']}, {id(p): n for n, p in model.named_parameters()}
+    known, own = {id(p) for g in optimizer.param_groups for p in g['params']}, {id(p): n for n, p in model.named_parameters() if p.requires_grad}
     if missing := [n for i, n in own.items() if i not in known]: raise UserError(f'The optimizer does not know {missing[0]}: make it for this model.')
 
 # %% ../nbs/61_layer_major.ipynb #1bcd4400
@@ -249,13 +270,14 @@ class LayerMajor:
         device:torch.device|None=None, # where to compute; None: where the weights are
         on_update=None,  # called with (unit, its parameters) after each update, e.g. to average weights
     ):
-        _check_parts(model, optimizer, precision, residuals)
+        _check_parts(model, optimizer, precision, residuals, weights_on, states_on)
         self.model, self.optimizer, self.clip, self.precision, self.done, self.on_update = model, optimizer, clip, precision, done, on_update
         self.device = device or model.embedding.weight.device
-        self.units, self.params, self.noise = units(model), _owned(model), Noise(model, seed)
+        self.units, self.params = units(model), _owned(model)
         self.tied = [model.head.weight] if model.head.weight is model.embedding.weight else []
-        self.lane = Lane(self.device); self.stash = Stash(residuals, self.device, self.lane)
+        self.lane = Lane(self.device); self.stash = Stash(residuals, self.device, self.lane); self.noise = Noise(model, seed)
         self.memory = HostMemory('pageable' if self.device.type == 'cpu' else 'pinned', self.device) if 'host' in (weights_on, states_on) else None
+        self.keys = {}
         self.weights, self.states, self.states_on, self.applied, self.torn, self.checked = {}, {}, states_on, [], '', False
         self._place(weights_on)
         fp32_gradients(model)
@@ -271,10 +293,20 @@ class LayerMajor:
                 for p in params: p.data = p.data.to(self.device)
             if keys := _state_keys(self.optimizer, params): self._home(name, keys)
 
+    @torch.no_grad()
+    def _find_states(self):
+        "States that were loaded since the last step get a place like all others"
+        for name, params in self.params.items():
+            keys = _state_keys(self.optimizer, params)
+            now, home = [self.optimizer.state[p][k] for p, k in keys], self.states[name].views(self.states[name].home) if name in self.states else []
+            if self.states_on == 'host' and [t.data_ptr() for t in now] != [t.data_ptr() for t in home] or any(t.device != self.device for t in now) and self.states_on == 'device':
+                self._home(name, keys)
+
     def _home(self, name, keys):
         "A place for a unit's optimizer states"
         state = self.optimizer.state
         if self.states_on == 'host':
+            self.keys[name] = keys
             flat = self.states[name] = Flat([state[p][k] for p, k in keys], self.memory, 'optimizer', name)
             for (p, k), t in zip(keys, flat.views(flat.home)): state[p][k] = t
         else:
@@ -284,21 +316,37 @@ class LayerMajor:
     def _at_work(self, name, following=None, update=False):
         "A unit's weights on the device, for an update its states too; those of the `following` unit begin to come"
         with within(name):
-            if name in self.weights: self._attach(name, self.weights[name].come(self.lane))
-            if update and name in self.states: self._attach_states(name, self.states[name].come(self.lane))
-            for f in (self.weights.get(following), self.states.get(following) if update else None):
-                if f: f.call(self.lane)
-            try: yield
+            try:
+                if name in self.weights: self._attach(name, self.weights[name].come(self.lane))
+                if update and name in self.states: self._attach_states(name, self.states[name].come(self.lane))
+                for f in (self.weights.get(following), self.states.get(following) if update else None):
+                    if f: f.call(self.lane)
+                yield
+            except BaseException:
+                for f in (self.weights.get(following), self.states.get(following)):
+                    if f: f.go(self.lane, False)                                            # not wanted any more
+                raise
             finally:
                 changed = name in self.applied
                 if name in self.weights: self._attach(name, self.weights[name].go(self.lane, changed))
-                if name in self.states: self._attach_states(name, self.states[name].go(self.lane, changed))
-                elif changed and self.states_on == 'host' and (keys := _state_keys(self.optimizer, self.params[name])): self._home(name, keys)
+                if update and self.states_on == 'host': self._states_home(name, changed)
+
+    def _states_home(self, name, changed):
+        "A unit's states go home; where an optimizer has made others, those do"
+        flat, keys = self.states.get(name), _state_keys(self.optimizer, self.params[name])
+        now = [self.optimizer.state[p][k] for p, k in keys]
+        if flat is None or [(id(p), k) for p, k in keys] != [(id(p), k) for p, k in self.keys[name]] or flat.like != [(t.shape, t.dtype) for t in now]:
+            if flat: flat.go(self.lane, False)
+            if changed and keys: self._home(name, keys)
+            return
+        for view, t in zip(flat.views(flat.away), now) if changed and flat.away is not None else ():
+            if view.data_ptr() != t.data_ptr(): view.copy_(t)
+        self._attach_states(name, flat.go(self.lane, changed))
 
     def _attach(self, name, tensors):
         for p, t in zip(self.params[name], tensors): p.data = t
     def _attach_states(self, name, tensors):
-        for (p, k), t in zip(_state_keys(self.optimizer, self.params[name]), tensors): self.optimizer.state[p][k] = t
+        for (p, k), t in zip(self.keys[name], tensors): self.optimizer.state[p][k] = t
 
     def step(self, micro_batches)->dict: # as `step` gives
         "One optimizer step; raises before a layer is changed whose gradient is not finite, and says which were"
@@ -306,11 +354,12 @@ class LayerMajor:
         counted = count_labels(micro_batches)
         self.applied, self.norms, self.aux = [], [], []
         self.optimizer.zero_grad(set_to_none=True)
+        self._find_states()
         try:
             self._forward(micro_batches)
             loss = self._head(micro_batches, counted)
             for i in reversed(range(len(self.model.blocks))): self._backward(i, micro_batches, counted)
-            self._embedding(micro_batches)
+            self._embedding(micro_batches, counted)
         except BaseException:
             self.optimizer.zero_grad(set_to_none=True)
             if self.applied: self.torn = (f'Step {self.done + 1} was applied to {", ".join(self.applied[:3])}{" …" if len(self.applied) > 3 else ""} '
@@ -357,7 +406,8 @@ class LayerMajor:
     def _loss(self, part, out, labels, counted):
         "The loss of some tokens; the gradient of their hidden states goes to `out`"
         part = part.detach().requires_grad_()
-        with autocast(self.device, self.precision): loss = token_loss(self._logits(part), labels)/counted
+        with autocast(self.device, self.precision), collect_aux() as said: loss = token_loss(self._logits(part), labels)/counted
+        if said: raise UserError('The norm or the head adds to the loss: that is computed in slices, put what it adds into a block.')
         loss.backward()
         out.copy_(part.grad)
         return loss.detach()
@@ -381,24 +431,30 @@ class LayerMajor:
         x, dy = (self.stash.get((j, m), following(j)) for j in (i, i + 1))
         x, self.noise.at = x.detach().requires_grad_(), (self.done, m)
         with autocast(self.device, self.precision), collect_aux() as said: y = self.units[name][0](x, micro[m][2])
-        said = _weighted(said, micro[m][1], counted); self.aux += [v.detach() for v in said]
-        torch.autograd.backward([y, *said], [dy, *(torch.ones_like(v) for v in said)])
-        return x.grad
+        self._back(y, dy, _weighted(said, micro[m][1], counted))
+        return torch.zeros_like(x) if x.grad is None else x.grad
 
-    def _embedding(self, micro):
+    def _back(self, y, dy, said):
+        "Back from an output, and from what was said on the way to it"
+        self.aux += [v.detach() for v in said]
+        roots = [(t, g) for t, g in ((y, dy), *((v, torch.ones_like(v)) for v in said)) if t.requires_grad]
+        if roots: torch.autograd.backward(*zip(*roots))
+
+    def _embedding(self, micro, counted):
         with self._at_work('embedding', None, True):
-            for m, (tokens, _, _) in enumerate(micro):
+            for m, (tokens, labels, _) in enumerate(micro):
                 self.noise.at = self.done, m
-                self.model.embedding(tokens).backward(self.stash.get((0, m), (0, m + 1) if m + 1 < len(micro) else None))
+                with autocast(self.device, self.precision), collect_aux() as said: y = self.model.embedding(tokens)
+                self._back(y, self.stash.get((0, m), (0, m + 1) if m + 1 < len(micro) else None), _weighted(said, labels, counted))
                 self.stash.drop((0, m))
             self._update('embedding')
 
     def _update(self, name):
         "Clip, update and free one unit's gradient; `FloatingPointError` before anything of it is changed"
         params = [p for p in self.params[name] if p.grad is not None]
-        norm = nn.utils.get_total_norm([p.grad for p in params])
+        norm = nn.utils.get_total_norm([p.grad for p in params]).to(self.device)          # that of nothing is born on the CPU
         if not torch.isfinite(norm):
-            bad = [n for n, p in self.model.named_parameters() if p.grad is not None and not torch.isfinite(p.grad).all()]
+            bad = _to_blame(self.model, params)
             raise FloatingPointError(f'The gradient of {name} is not finite in step {self.done + 1}, first in {bad[0]}: neither it nor anything below it was changed'
                                      + (f', {len(self.applied)} units above were; resume from the last checkpoint.' if self.applied else '; resume from the last checkpoint, or look at this batch.'))
         nn.utils.clip_grads_with_norm_(params, self.clip, norm)

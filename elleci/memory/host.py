@@ -23,7 +23,7 @@ class HostMemory:
         kind:str, # 'pinned' or 'pageable'
         device:torch.device, # that the copies come from and go to
     ):
-        self.kind, self.device, self.pinned = kind, device, []
+        self.kind, self.device, self.pinned = kind, device, []                # first of all: `__del__` asks for them
         if kind == 'pinned' and device.type == 'cpu': raise UserError("There is no GPU to pin memory for: place things on the 'device', or in 'pageable' memory to rehearse it.")
         if kind not in KINDS[1:]: raise UserError(f"Host memory is {kind!r}: give 'pinned' or 'pageable'.")
 
@@ -43,6 +43,13 @@ class HostMemory:
         else:
             self.kind = 'pageable'
             warnings.warn(f'This system does not pin {t.nbytes} bytes more: host memory stays pageable, and copies slower.')
+
+    def release(self,
+        t:Tensor, # from `empty`; nothing may be copying to or from it any more
+    ):
+        "Give a piece back before the others"
+        for i, p in enumerate(self.pinned):
+            if p is t: torch.cuda.cudart().cudaHostUnregister(t.data_ptr()); del self.pinned[i]; return
 
     def __del__(self):
         for t in self.pinned: torch.cuda.cudart().cudaHostUnregister(t.data_ptr())
@@ -107,7 +114,9 @@ class Stash:
         "Keep t; what was there under this key is gone"
         if self.memory is None: self.kept[key] = t; return
         slot = self.slots.get(key)
-        if slot is None or slot.shape != t.shape or slot.dtype != t.dtype: self.slots[key] = slot = self.memory.empty(t.shape, t.dtype, 'activations')
+        if slot is None or slot.shape != t.shape or slot.dtype != t.dtype:
+            if slot is not None: self.lane.settle(); self.memory.release(slot)
+            self.slots[key] = slot = self.memory.empty(t.shape, t.dtype, 'activations')
         self.lane.send(t, slot)
 
     def get(self,
