@@ -14,6 +14,7 @@ Parts, each in a process of its own, so that what one breaks is not lost to the 
   decode    one token for many rows
   account   thirty training configurations, peaks predicted against measured; the allocator's history replayed
   step_time the link, launches, and seconds of real steps against those predicted from the rates
+  layer_major  recipe A under a cap of 12 GiB, then 6.5 and 3: peaks against the account, seconds, copies, growth; the 8-bit Lion; pinned memory
   tiles     the sizes in `_tiles`, tried out
 Results of parts that were not run are kept from an earlier run of the same card and commit. mamba-ssm: put its folder on PYTHONPATH.
 Exit code 1: a part broke, or a kernel computes something wrong. Targets that were missed are results.
@@ -21,8 +22,8 @@ Exit code 1: a part broke, or a kernel computes something wrong. Targets that we
 import argparse, datetime, importlib, json, math, os, random, re, subprocess, sys, tempfile, time
 from pathlib import Path
 sys.path.insert(1, str(Path(__file__).resolve().parents[1]))                 # elleci, where it is not installed
-PARTS = dict(machine=30, compile=130, numerics=60, ssd=110, block=30, fused=25, decode=15, account=100, step_time=60, tiles=90)   # seconds at most
-TOTAL, COMPILED = 480, ('numerics', 'ssd', 'block', 'fused', 'decode', 'account', 'step_time', 'tiles')
+PARTS = dict(machine=30, compile=130, numerics=60, ssd=110, block=30, fused=25, decode=15, account=100, step_time=60, layer_major=150, tiles=90)   # seconds at most
+TOTAL, COMPILED = 480, ('numerics', 'ssd', 'block', 'fused', 'decode', 'account', 'step_time', 'layer_major', 'tiles')
 
 def plain(o):
     "What JSON can hold"
@@ -80,7 +81,7 @@ def worker(args, a, log):
 def show(part, r):
     number = lambda v: '' if v is None else f'{v:.4g}' if isinstance(v, float) else str(v)
     met = {True: '', False: '  missed', None: ''}[r.get('met')] + ('  FAILED' if r.get('error') else '')
-    print(f"{part:9}{number(r['target']):>9}{number(r['measured']):>11}{number(r['ratio']):>9} {r['unit']:18} {r['name']}{met}", flush=True)
+    print(f"{part:11}{number(r['target']):>9}{number(r['measured']):>11}{number(r['ratio']):>9} {r['unit']:18} {r['name']}{met}", flush=True)
 
 def finish(process, seconds):
     "Wait, at most so long; whether it ended by itself"
@@ -102,7 +103,7 @@ def part(name, limit, machine, a, folder):
             found += (new := [json.loads(l) for l in lines[shown:]]); shown = len(lines)
             for r in new: show(name, r)
     result = dict(seconds=round(time.monotonic() - began, 1), rows=found)
-    print(f'{name:9} {result["seconds"]} s', flush=True)
+    print(f'{name:11} {result["seconds"]} s', flush=True)
     if not ended: result['cut'] = f'stopped after {limit + 5:.0f} s'
     elif process.returncode: result['error'] = log.read_text()[-3000:]
     if any(r.get('cut') for r in found): result['cut'] = 'rows say what is missing'
@@ -171,7 +172,7 @@ def main():
         import torch
         if not torch.cuda.is_available(): raise SystemExit('gpu_suite: torch sees no GPU here; --dry goes through all parts at toy size on the CPU.')
     began = time.monotonic()
-    print(f'{"part":9}{"target":>9}{"measured":>11}{"ratio":>9} {"unit":18} what')
+    print(f'{"part":11}{"target":>9}{"measured":>11}{"ratio":>9} {"unit":18} what')
     with tempfile.TemporaryDirectory() as folder: found, machine = results(a, chosen, Path(folder))
     seconds = round(time.monotonic() - began, 1)
     rows = [(n, r) for n, f in found.items() for r in f['rows']]
