@@ -30,10 +30,11 @@ def _period(
 # %% ../nbs/64_account.ipynb #54142a35
 def _needed(
     train:TrainConfig,
+    target:str, # 'cuda' or 'cpu', where host memory counts as well
 )->int: # micro-batches
     "How many micro-batches of a step are run to know them all"
     if train.engine == 'ordinary': return min(2, train.accumulate)
-    return train.accumulate if train.residuals == 'device' else min(3, train.accumulate)
+    return train.accumulate if train.residuals == 'device' or target == 'cpu' else min(3, train.accumulate)
 
 # %% ../nbs/64_account.ipynb #9095145e
 def _run(
@@ -47,7 +48,7 @@ def _run(
     batches = [[torch.zeros(train.batch_size, train.seq_len, dtype=torch.long, device='meta') for _ in range(3)] for _ in range(train.accumulate)]
     engine = make_engine(model, make_optimizer(model, train), train)
     homes = [p for name in getattr(engine, 'weights', ()) for p in engine.params[name]]
-    return dry_run(lambda: engine.step(batches[:_needed(train)]), model, [t for b in batches for t in b], target, steps, on_host=homes)
+    return dry_run(lambda: engine.step(batches[:_needed(train, target)]), model, [t for b in batches for t in b], target, steps, on_host=homes)
 
 # %% ../nbs/64_account.ipynb #0dad541a
 def rehearse(
@@ -101,10 +102,10 @@ def _host(
     "RAM beside the card: what the engine keeps there, the model before it moves, what a checkpoint file passes through, the batches"
     if target == 'cpu': return {}
     t, there = config.train, trace.host_breakdown()
-    last = lambda category: sum(a.nbytes for a in trace.allocations if a.category == category and a.died is None)
+    last = lambda category: sum(a.nbytes for a in trace.allocations if a.category == category and a.died is None and not a.host)
     said = {'weights': 'weights', 'optimizer': 'optimizer states', 'activations': "the layers' inputs"}
-    out = {said[c]: n*t.accumulate//_needed(t) if c == 'activations' else n for c, n in there.items() if n}
-    if t.weights_on == 'device' and t.precision != 'bf16-weights': out[PASSING[0]] = last('weights')
+    out = {said[c]: n*t.accumulate//_needed(t, target) if c == 'activations' else n for c, n in there.items() if n}
+    if t.weights_on == 'device': out[PASSING[0]] = last('weights')
     return out | {PASSING[1]: max(last('weights'), last('optimizer')), 'batches': t.accumulate*3*8*t.batch_size*t.seq_len}
 
 # %% ../nbs/64_account.ipynb #a8282586

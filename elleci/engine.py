@@ -307,6 +307,7 @@ class LayerMajor:
         state = self.optimizer.state
         if self.states_on == 'host':
             self.keys[name] = keys
+            if name in self.states: self.memory.release(self.states[name].home)
             flat = self.states[name] = Flat([state[p][k] for p, k in keys], self.memory, 'optimizer', name)
             for (p, k), t in zip(keys, flat.views(flat.home)): state[p][k] = t
         else:

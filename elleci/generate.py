@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from .core import UserError, pick_device, run_command
 from .config import config_from_json
-from .model import Elleci
+from .engine import make_model
 from .data.tokenizer import BOS, EOT, PAD, decode, encode_text, load_tokenizer
 from .checkpoint import load_weights
 
@@ -71,7 +71,7 @@ def load_run(
     if not (run/'config.json').exists(): raise UserError(f'There is no run in {run}: train one with `elleci_train --out {run}`.')
     config = config_from_json((run/'config.json').read_text(encoding='utf-8'))
     tok = load_tokenizer(run/'tokenizer.json', config.model.vocab_size)
-    model = Elleci(config.model).to(pick_device(device))
+    model = make_model(config.model, config.train).to(pick_device(device))
     load_weights(run, model)
     return config, tok, model
 

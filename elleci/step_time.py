@@ -355,7 +355,8 @@ def step_time(
         t = {'compute': compute[phase], 'memory': row['memory']/m.memory, 'launch': row['launches']*m.launch,
              'link in': row['link in']/m.link_in/share, 'link out': row['link out']/m.link_out/share}
         busy = max(t['compute'] + t['memory'], t['launch'])
-        total += max(busy, t['link in'], t['link out']) if overlap else busy + t['link in'] + t['link out']
+        link = t['link in'] + t['link out']                                # both ways wait for each other: the engine has one lane
+        total += max(busy, link) if overlap else busy + link
         for k, seconds in t.items(): terms[k] += seconds
     terms['spill'] = _spill_seconds(train, m, vram, peak)
     return terms | {'total': total + terms['spill'], 'binds': max(terms, key=terms.get)}

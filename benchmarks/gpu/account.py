@@ -14,7 +14,7 @@ from gpu.bench import failed, note, row
 from gpu.ssd import launch
 
 BASE = ModelConfig(vocab_size=32_128, d_model=1024, n_layers=8, d_ff=2816, n_attn_heads=8)
-TRAIN = TrainConfig(seq_len=1024, batch_size=2, accumulate=1)
+TRAIN = TrainConfig(seq_len=1024, batch_size=2, accumulate=1, optimizer='adamw')
 LIMITS = dict(allocated=.005, reserved=.01)
 OPTIMIZERS = ('lion', 'adamw') if optional('lion_pytorch') else ('adamw',)
 

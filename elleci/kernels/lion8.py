@@ -128,7 +128,7 @@ def lion8_state(
 )->tuple[Tensor, Tensor]: # momentum (n,) int8, scale (n/256 rounded up,) fp32, on the weight's device
     "Zero momentum for a weight of n numbers"
     n = weight.numel()
-    new = lambda size, dtype: torch.zeros(size, dtype=dtype, device=weight.device)
+    new = lambda size, dtype: weight.new_zeros(size, dtype=dtype)          # made from the weight: in a dry run it belongs to the weight's layer
     return new(n, torch.int8), new(cdiv(n, BLOCK), torch.float32)
 
 # %% ../../nbs/58_lion8.ipynb #71366ce2

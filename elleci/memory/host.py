@@ -6,7 +6,7 @@
 __all__ = ['KINDS', 'HostMemory', 'Lane', 'Stash', 'Flat']
 
 # %% ../../nbs/18_host.ipynb #b441150f
-import warnings
+import contextlib, math, mmap, warnings
 from collections import deque
 import torch
 from torch import Tensor
@@ -33,16 +33,20 @@ class HostMemory:
         category:str, # of the account: 'weights', 'optimizer' or 'activations'
     )->Tensor: # uninitialised, on the CPU (on meta for meta)
         "A new piece"
-        with host(category): t = torch.empty(shape, dtype=dtype, device='meta' if self.device.type == 'meta' else 'cpu')
-        if self.kind == 'pinned' and self.device.type == 'cuda': self._pin(t)
-        return t
+        if self.kind == 'pinned' and self.device.type == 'cuda' and math.prod(shape): return self._pin(self._pages(shape, dtype))
+        with host(category): return torch.empty(shape, dtype=dtype, device='meta' if self.device.type == 'meta' else 'cpu')
+
+    def _pages(self, shape, dtype):
+        "Memory on pages of its own, since pages are what is pinned"
+        return torch.frombuffer(mmap.mmap(-1, math.prod(shape)*dtype.itemsize), dtype=torch.uint8).view(dtype).view(shape)
 
     def _pin(self, t):
-        if not t.numel(): return
         if int(torch.cuda.cudart().cudaHostRegister(t.data_ptr(), t.nbytes, 0)) == 0: self.pinned.append(t)
         else:
             self.kind = 'pageable'
+            with contextlib.suppress(RuntimeError): torch.ones(1, device=self.device)              # takes the driver's refusal, which would end the next kernel
             warnings.warn(f'This system does not pin {t.nbytes} bytes more: host memory stays pageable, and copies slower.')
+        return t
 
     def release(self,
         t:Tensor, # from `empty`; nothing may be copying to or from it any more
@@ -72,7 +76,7 @@ class Lane:
     ):
         "slot ← t, later; t lives until it is there"
         self.leaving.append((t, self._copy(slot, t)))
-        if len(self.leaving) > 1: self._arrived(self.leaving.popleft()[1])
+        if len(self.leaving) > 1: t, event = self.leaving.popleft(); self._arrived(event)
 
     def fetch(self,
         slot:Tensor, # in host memory
@@ -93,8 +97,8 @@ class Lane:
 
     def settle(self):
         "Wait, on the host, until all copies are done"
-        self.leaving.clear()
         if self.stream is not None: self.stream.synchronize()
+        self.leaving.clear()
 
 # %% ../../nbs/18_host.ipynb #a2344851
 class Stash:
