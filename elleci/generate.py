@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from .core import UserError, pick_device, run_command
 from .config import config_from_json
+from .model import Elleci
 from .engine import make_model
 from .data.tokenizer import BOS, EOT, PAD, decode, encode_text, load_tokenizer
 from .checkpoint import load_weights
