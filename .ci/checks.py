@@ -34,7 +34,7 @@ def check_kernels():
         if said == 'no Triton': return print('     skipped: without Triton no kernel is compiled', flush=True)
         table, rows = json.loads(said)                    # a row: launch, kernel, capability, registers, shared, stack, problem
         print(f'{module}\n{table}', flush=True)
-        recipe = [r for r in rows if module.endswith('.fused') or 'N 16, bf16' in r[0]]
+        recipe = [r for r in rows if not module.endswith('.ssd') or 'N 16, bf16' in r[0]]    # the scan is compiled for wide states and fp32 too
         assert {r[2] for r in recipe} == {80, 86, 89, 90}, f'{module}: nothing at the shapes of the recipe'
         bad = [f'{r[0]}, sm {r[2]}, {r[1] or "not compiled"}: {r[6]}' for r in rows if not r[1] or r in recipe and r[5]]
         assert not bad, '\n'.join(bad)
