@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from .core import (UserError, atomic_write, fmt_bytes, fmt_count, memory_free, memory_in_use, optional, pick_device, require,
                          run_command, seed_everything)
+from .memory.host import HostMemory
 from .memory.ledger import parameter_counts
 from .memory.measure import explain_oom, measure
 from .config import Config, config_from_json, config_to_json, preset as preset_config
@@ -110,7 +111,8 @@ def announce(
     device:torch.device,
     free:int|None, # bytes to be had on the device; None where unknown
 )->Account:
-    "Print what will be trained and what it will hold; raises `UserError` if that cannot fit"
+    "Print what will be trained and what it will hold; raises `UserError` if that cannot fit, or asks for memory that the machine has not got"
+    if config.train.residuals == 'pinned': HostMemory('pinned', device)                          # refuses where there is no GPU, before anything is written
     a, t = account(config.model, config.train, 'cuda' if device.type == 'cuda' else 'cpu', name=config.preset, limit=free), config.train
     table = parameter_counts(config.model)
     print(f"{config.preset}: {fmt_count(sum(table.values()))} parameters ({', '.join(f'{k} {fmt_count(v)}' for k, v in table.items())})")
