@@ -10,8 +10,10 @@ Parts, each in a process of its own, so that what one breaks is not lost to the 
   numerics  every kernel against float64, forward and gradients; documents bit by bit; the same bits twice (a miss is a failure)
   ssd       the scan against mamba-ssm (where installed) and chunked torch: time, share of the floors, peak memory
   block     a Mamba-2 block of recipe A, with kernels and without; its peak against the account's
-  fused     convolution and gated norm: GB/s, against plain torch
+  fused     convolution, norms, SwiGLU's gate: GB/s, against plain torch
   decode    one token for many rows
+  bitnet    ternary layers against bf16 ones, with both backward passes; packed weights at batch one
+  loss      linear cross-entropy against Liger's (where installed) and torch's: time and peak memory
   account   thirty training configurations, peaks predicted against measured; the allocator's history replayed
   step_time the link, launches, and seconds of real steps against those predicted from the rates
   layer_major  recipe A under a cap of 12 GiB, then 6.5 and 3: peaks against the account, seconds, copies, growth; the 8-bit Lion; pinned memory
@@ -22,8 +24,8 @@ Exit code 1: a part broke, or a kernel computes something wrong. Targets that we
 import argparse, datetime, importlib, json, math, os, random, re, subprocess, sys, tempfile, time
 from pathlib import Path
 sys.path.insert(1, str(Path(__file__).resolve().parents[1]))                 # elleci, where it is not installed
-PARTS = dict(machine=30, compile=130, numerics=60, ssd=110, block=30, fused=25, decode=15, account=100, step_time=60, layer_major=150, tiles=90)   # seconds at most
-TOTAL, RESERVED, COMPILED = 480, dict(layer_major=120), ('numerics', 'ssd', 'block', 'fused', 'decode', 'account', 'step_time', 'layer_major', 'tiles')
+PARTS = dict(machine=30, compile=130, numerics=60, ssd=110, block=30, fused=25, decode=15, bitnet=60, loss=60, account=100, step_time=60, layer_major=150, tiles=90)   # seconds at most
+TOTAL, RESERVED, COMPILED = 480, dict(layer_major=120), ('numerics', 'ssd', 'block', 'fused', 'decode', 'bitnet', 'loss', 'account', 'step_time', 'layer_major', 'tiles')
 
 def plain(o):
     "What JSON can hold"

@@ -94,6 +94,7 @@ class TrainConfig:
     decay:float = 0.1             # fraction of `steps`
     precision:str = 'bf16'        # of the matmuls: 'bf16' (autocast, weights stay fp32), 'bf16-weights' (they do not), or 'fp32'
     checkpointing:str = 'none'    # what the ordinary step keeps for the backward pass, a key of `CHECKPOINTING`
+    int8_backward:bool = False    # ternary layers: gradients rounded to int8 by chance, so that their products run in int8 too
     engine:str = 'ordinary'       # or 'layer-major': one layer's gradient exists at a time
     residuals:str = 'auto'        # layer-major: the layers' inputs stay on the 'device', or go to 'pinned' or 'pageable' host memory; 'auto': the first that fits
     weights_on:str = 'device'     # layer-major: or 'host', a layer at a time on the device

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['KiB', 'MiB', 'GiB', 'META_ACTS_AS', 'fmt_bytes', 'fmt_count', 'UserError', 'optional', 'require', 'pick_device',
-           'compute_dtype', 'autocast_device', 'full_precision', 'acts_as', 'seed_everything', 'assert_close',
-           'document_runs', 'aux_loss', 'collect_aux', 'memory_in_use', 'memory_free', 'replace_file', 'atomic_write',
-           'run_command', 'figure']
+           'compute_dtype', 'autocast_device', 'linear_dtype', 'full_precision', 'acts_as', 'seed_everything',
+           'assert_close', 'document_runs', 'aux_loss', 'collect_aux', 'memory_in_use', 'memory_free', 'replace_file',
+           'atomic_write', 'run_command', 'figure']
 
 # %% ../nbs/00_core.ipynb #0b6d038c
 import contextlib, contextvars, importlib, inspect, os, random, re, sys, typing
@@ -82,6 +82,14 @@ def autocast_device(
 )->str: # a device type that `torch.autocast` knows
     "Whose autocast switch rules on `device`: its own, or the CPU's for meta tensors, which have none"
     return 'cpu' if device.type == 'meta' else device.type
+
+# %% ../nbs/00_core.ipynb #b3c21717
+def linear_dtype(
+    x:Tensor, # input of a linear layer
+)->torch.dtype:
+    "The dtype that `F.linear` would give for `x`: autocast's where that is on, which leaves float64 alone"
+    kind = autocast_device(x.device)
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) and x.dtype != torch.float64 else x.dtype
 
 # %% ../nbs/00_core.ipynb #1bdae6f7
 def full_precision(

@@ -15,6 +15,7 @@ from .core import UserError, autocast_device, collect_aux
 from .config import ModelConfig, TrainConfig
 from .memory.dryrun import within
 from .memory.host import KINDS, Flat, HostMemory, Lane, Stash
+from .layers.ffn import ternary_once
 from .model import IGNORE, Elleci, token_loss
 
 # %% ../nbs/61_layer_major.ipynb #afa44d01
@@ -75,8 +76,19 @@ def fp32_gradients(
         if p.dtype in (torch.bfloat16, torch.float16): p.grad_dtype = torch.float32
 
 # %% ../nbs/61_layer_major.ipynb #545d7da4
+def _strange(labels, V): return ((labels < 0) | (labels >= V)) & (labels != IGNORE)
+
+def _name_labels(micro_batches, V):
+    "Raise `UserError` for labels that cannot be trained on, naming the first"
+    for n, (_, labels, _) in enumerate(micro_batches):
+        bad = _strange(labels, V).nonzero()
+        if len(bad): raise UserError(f'Micro-batch {n} has label {int(labels[tuple(bad[0])])} at {tuple(bad[0].tolist())}: give 0 to {V - 1}, or {IGNORE} where none is counted.')
+    raise UserError('Not one token of this step is counted in the loss: check the labels.')
+
+# %% ../nbs/61_layer_major.ipynb #b2196dc9
 def count_labels(
     micro_batches:list, # of (tokens, labels, seq_idx), each (B, T) int64
+    V:int, # vocabulary
 )->Tensor: # () int64, the counted labels of all
     "How many labels count; `UserError` for micro-batches that no step can be made of"
     if not micro_batches: raise UserError('The step was given no micro-batch: give at least one (tokens, labels, seq_idx).')
@@ -87,12 +99,13 @@ def count_labels(
             if t.dtype != like.dtype or t.device != like.device:
                 raise UserError(f'Micro-batch {n} has {what} in {t.dtype} on {t.device}, the first in {like.dtype} on {like.device}: give all alike.')
     total = sum((labels != IGNORE).sum() for _, labels, _ in micro_batches)
-    if int(total) == 0: raise UserError('Not one token of this step is counted in the loss: check the labels.')
+    fine = (total > 0) & (sum(_strange(labels, V).sum() for _, labels, _ in micro_batches) == 0)
+    if not bool(fine): _name_labels(micro_batches, V)                                              # the one look
     return total
 
-# %% ../nbs/61_layer_major.ipynb #b2196dc9
+# %% ../nbs/61_layer_major.ipynb #f68282d9
 def step(
-    model:nn.Module,    # an `Elleci`: (tokens, seq_idx) to logits
+    model:nn.Module,    # an `Elleci`
     micro_batches:list, # of (tokens, labels, seq_idx), each (B, T) int64; B and T may differ among them
     optimizer:torch.optim.Optimizer, # its learning rate already set
     clip:float=1.,      # largest gradient norm, see `TrainConfig.clip`
@@ -101,15 +114,16 @@ def step(
     before=lambda m: None, # called with the number of each micro-batch
 )->dict: # loss (nats per counted token), tokens (counted), grad_norm (before clipping); aux_loss where a layer adds one
     "One optimizer step over all micro-batches, each token weighing the same; raises before changing anything if it cannot"
-    counted = count_labels(micro_batches)
+    counted = count_labels(micro_batches, model.head.weight.shape[0])
     optimizer.zero_grad(set_to_none=True)
     loss, aux = 0., []
-    for m, (tokens, labels, seq_idx) in enumerate(micro_batches):
-        before(m)
-        with autocast(tokens.device, precision), collect_aux() as said: part = token_loss(model(tokens, seq_idx), labels)/counted
-        said = _weighted(said, labels, counted); aux += [v.detach() for v in said]
-        torch.autograd.backward([v for v in (part, *said) if v.requires_grad])
-        loss += part.detach()
+    with ternary_once(model):
+        for m, (tokens, labels, seq_idx) in enumerate(micro_batches):
+            before(m)
+            with autocast(tokens.device, precision), collect_aux() as said: part = token_loss(model, model.hidden(tokens, seq_idx), labels)/counted
+            said = _weighted(said, labels, counted); aux += [v.detach() for v in said]
+            torch.autograd.backward([v for v in (part, *said) if v.requires_grad])
+            loss += part.detach()
     norm = clip_gradients(model, clip, clip_by)
     optimizer.step()
     return _said(loss, counted, norm, aux)
@@ -230,10 +244,7 @@ class Ordinary:
     @torch.no_grad()
     def evaluate(self, tokens, labels, seq_idx)->Tensor: # () nats, summed
         "The loss, no gradients, no noise"
-        with _quiet(self.model), autocast(self.device, self.precision): return token_loss(self.model(tokens, seq_idx), labels)
-
-# %% ../nbs/61_layer_major.ipynb #24059a46
-LOSS_TOKENS = 1024
+        with _quiet(self.model), autocast(self.device, self.precision): return token_loss(self.model, self.model.hidden(tokens, seq_idx), labels)
 
 # %% ../nbs/61_layer_major.ipynb #d103e9e5
 def _check_parts(model, optimizer, precision, residuals, weights_on, states_on):
@@ -352,7 +363,7 @@ class LayerMajor:
     def step(self, micro_batches)->dict: # as `step` gives
         "One optimizer step; raises before a layer is changed whose gradient is not finite, and says which were"
         if self.torn: raise UserError(self.torn)
-        counted = count_labels(micro_batches)
+        counted = count_labels(micro_batches, self.model.head.weight.shape[0])
         self.applied, self.norms, self.aux = [], [], []
         self.optimizer.zero_grad(set_to_none=True)
         self._find_states()
@@ -375,7 +386,7 @@ class LayerMajor:
         "Every unit up to the last block, without a graph; each one's output goes to the stash"
         names = list(self.units)
         for i, name in enumerate(names[:-1]):
-            with self._at_work(name, names[i + 1]), autocast(self.device, self.precision):
+            with self._at_work(name, names[i + 1]), ternary_once(*self.units[name]), autocast(self.device, self.precision):
                 for m in range(len(micro)): self._output(i, name, m, micro)
         self.checked = True
 
@@ -395,36 +406,29 @@ class LayerMajor:
         with self._at_work('head', f'blocks.{last - 1}', True):
             for m, (_, labels, _) in enumerate(micro):
                 h = self.stash.get((last, m), (last, m + 1) if m + 1 < len(micro) else None)
-                with within('head', 'activations'): dh = torch.empty_like(h)
-                for part, out, wanted in zip(*(t.split(LOSS_TOKENS) for t in (h.flatten(0, 1), dh.flatten(0, 1), labels.flatten()))):
-                    losses.append(self._loss(part, out, wanted, counted))
-                self.stash.put((last, m), dh)
+                losses.append(self._loss(h := h.detach().requires_grad_(), labels, counted))
+                with within('head', 'activations'): self.stash.put((last, m), h.grad)
             loss = torch.stack(losses).sum()
             if not torch.isfinite(loss): raise FloatingPointError(f'The loss of step {self.done + 1} is not finite: no weight was changed; look at this batch, or resume from the last checkpoint with a lower learning rate.')
             self._update('head')
         return loss
 
-    def _loss(self, part, out, labels, counted):
-        "The loss of some tokens; the gradient of their hidden states goes to `out`"
-        part = part.detach().requires_grad_()
-        with autocast(self.device, self.precision), collect_aux() as said: loss = token_loss(self._logits(part), labels)/counted
+    def _loss(self, h, labels, counted):
+        "The loss of a micro-batch; the head's gradients and that of `h` are added to theirs"
+        with autocast(self.device, self.precision), collect_aux() as said: loss = token_loss(self.model, h, labels)/counted
         if said: raise UserError('The norm or the head adds to the loss: that is computed in slices, put what it adds into a block.')
         loss.backward()
-        out.copy_(part.grad)
         return loss.detach()
-
-    def _logits(self, h):
-        for f in self.units['head']: h = f(h)
-        return h
 
     def _backward(self, i, micro, counted):
         "A block once more, with a graph; the gradient of its input takes the input's place; its update"
         name = f'blocks.{i}'
         with self._at_work(name, f'blocks.{i - 1}' if i else 'embedding', True):
-            for m in range(len(micro)):
-                dx = self._again(i, name, m, micro, counted)
-                self.stash.drop((i + 1, m))
-                with within(name, 'activations'): self.stash.put((i, m), dx)
+            with ternary_once(*self.units[name]):
+                for m in range(len(micro)):
+                    dx = self._again(i, name, m, micro, counted)
+                    self.stash.drop((i + 1, m))
+                    with within(name, 'activations'): self.stash.put((i, m), dx)
             self._update(name)
 
     def _again(self, i, name, m, micro, counted):
@@ -476,7 +480,7 @@ class LayerMajor:
             with _quiet(self.model), self._at_work(name, following), autocast(self.device, self.precision):
                 if name == 'embedding': x = self.model.embedding(tokens)
                 elif name != 'head': x = self.units[name][0](x, seq_idx)
-                else: parts = zip(x.flatten(0, 1).split(LOSS_TOKENS), labels.flatten().split(LOSS_TOKENS)); total = sum(token_loss(self._logits(h), l) for h, l in parts)
+                else: total = token_loss(self.model, x, labels)
         return total
 
 # %% ../nbs/61_layer_major.ipynb #40a9cf0d

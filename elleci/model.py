@@ -6,13 +6,12 @@
 __all__ = ['MIXERS', 'WAYS', 'IGNORE', 'Block', 'Elleci', 'parameter_table', 'next_tokens', 'token_loss']
 
 # %% ../nbs/50_model.ipynb #d47b7848
-from collections import deque
+import functools
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 from .core import UserError
 from .config import ModelConfig
 from .memory.dryrun import host
@@ -21,6 +20,7 @@ from .layers.eigenstate import Eigenstate
 from .layers.mamba2 import Mamba2
 from .layers.mla import MLA
 from .layers.ffn import SwiGLU, linear_class
+from .kernels.linear_cross_entropy import linear_cross_entropy
 
 # %% ../nbs/50_model.ipynb #94c6f2e6
 MIXERS = {'M': Mamba2, 'A': MLA, 'E': Eigenstate}
@@ -42,8 +42,8 @@ class Block(nn.Module):
         seq_idx:Tensor|None=None, # (B, T) integers; a new document starts where they change
         cache:dict|None=None, # the mixer's, updated in place
     )->Tensor: # (B, T, D)
-        x = x + self.mixer(self.mixer_norm(x), seq_idx, cache)
-        return x + self.ffn(self.ffn_norm(x))
+        x = x + self.mixer(x, seq_idx, cache, self.mixer_norm)
+        return x + self.ffn(x, self.ffn_norm)
 
 # %% ../nbs/50_model.ipynb #1419cd7d
 WRITES_TO_RESIDUAL = ('out_proj', 'o_proj', 'down')
@@ -75,63 +75,17 @@ def _twice(
 def _products():
     "Operators whose results are kept"
     kernels = ('flash_attention', 'flash_attention_for_cpu', 'efficient_attention', 'cudnn_attention')
-    return {torch.ops.aten.mm.default, torch.ops.elleci.ssd_forward.default,
-            *(getattr(torch.ops.aten, f'_scaled_dot_product_{k}').default for k in kernels)}
+    return [torch.ops.aten.mm.default, torch.ops.elleci.int8_product.default, torch.ops.elleci.ssd_forward.default,
+            *(getattr(torch.ops.aten, f'_scaled_dot_product_{k}').default for k in kernels)]
 
-# %% ../nbs/50_model.ipynb #85ae4e15
-class _Kept:
-    "The result of a product, in the last form that its layer gives it"
-    def __init__(self,
-        result, # what the product's operator gave: a tensor or a tuple
-    ): self.skipped, self.result = [], _apart(result)
-    def becomes(self, result): self.skipped.append((self.result.shape, self.result.dtype)); self.result = result if result is None else _apart(result)
-    def is_all_of(self, t):
-        "Whether `t` is the result, perhaps in another shape"
-        return isinstance(self.result, Tensor) and _storage(t) == _storage(self.result) and t.numel() == self.result.numel()
-
-# %% ../nbs/50_model.ipynb #74979d38
-def _storage(t): return t.untyped_storage()._cdata
-def _apart(out): return out.detach() if isinstance(out, Tensor) else tuple(_apart(t) if isinstance(t, Tensor) else t for t in out)   # from its graph
-
-# %% ../nbs/50_model.ipynb #d2454d87
-FINISH = {torch.ops.aten.mul.Tensor, torch.ops.aten._to_copy.default} # what a ternary layer does to its product: scale, round
-
-# %% ../nbs/50_model.ipynb #2f06d4bf
-class _Record(TorchDispatchMode):
-    "Puts the results of products on a tape"
-    def __init__(self, tape): super().__init__(); self.tape, self.products = tape, _products()
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        if func in self.products: self.tape.append(_Kept(out))
-        elif func in FINISH and self.tape and self.tape[-1].is_all_of(args[0]): self.tape[-1].becomes(out)
-        return out
-
-# %% ../nbs/50_model.ipynb #36ae2e0d
-class _Replay(TorchDispatchMode):
-    "Answers products from the tape"
-    def __init__(self, tape): super().__init__(); self.tape, self.products, self.ghost = tape, _products(), None
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        on = func in FINISH and self.ghost is not None and _storage(args[0]) == _storage(self.ghost)
-        if not on and func not in self.products: return func(*args, **(kwargs or {}))
-        if not self.tape: raise UserError('What a selectively checkpointed block kept is used up: call backward once for each forward.')
-        kept = self.tape[0]
-        if not kept.skipped: self.ghost = None; return self.tape.popleft().result
-        shape, dtype = kept.skipped.pop(0)
-        self.ghost = torch.full((), torch.nan, dtype=dtype, device=args[0].device)
-        if kept.result is None and not kept.skipped: self.tape.popleft()
-        return self.ghost.expand(shape)
-
-# %% ../nbs/50_model.ipynb #6506e9a3
+# %% ../nbs/50_model.ipynb #1d2de7f7
 def _selective(
-    block:nn.Module, # a `Block`: its last product is only added to the stream
+    block:nn.Module, # a `Block`
     x:Tensor,        # (B, T, D)
     seq_idx:Tensor|None, # (B, T)
 )->Tensor: # (B, T, D)
     "`block(x, seq_idx)`, of which x and the results of products are kept"
-    tape = deque()
-    out = _twice(block, x, seq_idx, context_fn=lambda: (_Record(tape), _Replay(tape)))
-    tape[-1].becomes(None)
-    return out
+    return _twice(block, x, seq_idx, context_fn=functools.partial(create_selective_checkpoint_contexts, _products()))
 
 # %% ../nbs/50_model.ipynb #b2b0cd87
 def _host_empty(
@@ -179,16 +133,23 @@ class Elleci(nn.Module):
     def _apply(self, fn, recurse=True): return super()._apply(fn, recurse)._tie()      # `to_empty` would untie them
     def reset_parameters(self): self._tie(); _reset(self)
 
-    def forward(self,
+    def hidden(self,
         tokens:Tensor, # (B, T) int64 in [0, V)
         seq_idx:Tensor|None=None, # (B, T) integers; a new document starts where they change
         cache:list|None=None, # from `new_cache`, updated in place
-    )->Tensor: # (B, T, V) logits
+    )->Tensor: # (B, T, D) what the blocks give, before the last norm
         way = WAYS.get(self.checkpointing) if cache is None and torch.is_grad_enabled() else None
         x = self.embedding(tokens)
         for i, block in enumerate(self.blocks):
             x = way(block, x, seq_idx) if way else block(x, seq_idx, None if cache is None else cache[i])
-        return self.head(self.norm(x))
+        return x
+
+    def forward(self,
+        tokens:Tensor, # (B, T) int64 in [0, V)
+        seq_idx:Tensor|None=None, # (B, T) integers
+        cache:list|None=None, # from `new_cache`, updated in place
+    )->Tensor: # (B, T, V) logits
+        return self.head(self.norm(self.hidden(tokens, seq_idx, cache)))
 
     def new_cache(self, batch, max_len):
         "An empty cache for `batch` rows of at most `max_len` tokens: one dict per block"
@@ -224,9 +185,9 @@ def next_tokens(
 
 # %% ../nbs/50_model.ipynb #45751f67
 def token_loss(
-    logits:Tensor, # (B, T, V) any float dtype
-    labels:Tensor, # (B, T) int64 in [0, V), or IGNORE
-)->Tensor: # fp32 scalar, nats, *summed* over the counted labels
-    "Cross-entropy in fp32, summed so that micro-batches can be weighted by their tokens"
-    ct = torch.promote_types(logits.dtype, torch.float32)
-    return F.cross_entropy(logits.flatten(0, -2).to(ct), labels.flatten(), ignore_index=IGNORE, reduction='sum')
+    model:nn.Module, # an `Elleci`, or what has its norm and head
+    x:Tensor,      # (B, T, D) what its blocks give
+    labels:Tensor, # (B, T) int64 in [0, V), or IGNORE; the engine has looked at them
+)->Tensor: # fp32 scalar, nats, *summed* over the counted labels, so that micro-batches can be weighted by their tokens
+    "Cross-entropy of the head's logits, none of which is kept"
+    return linear_cross_entropy(model.norm(x), model.head.weight, labels, IGNORE, reduction='sum', check=False)

@@ -16,10 +16,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .core import MiB, UserError
 from .config import ModelConfig, TrainConfig
 from .kernels.lion8 import BLOCK
+from .kernels.linear_cross_entropy import _plan, cost
 from .kernels.ssd import ssd_cost
 from .memory.dryrun import emulate
 from .memory.ledger import card_bytes, parameter_shapes
 from .memory.measure import bandwidth
+from .layers.ffn import ternary_once
 from .model import Block, Elleci, token_loss
 from .engine import autocast
 
@@ -30,6 +32,7 @@ class Machine:
     name:str
     matmul:float        # FLOP/s of a bf16 matrix product that accumulates in fp32
     fp32:float          # FLOP/s of an fp32 matrix product, no TF32
+    int8:float          # OP/s of an int8 matrix product that accumulates in int32
     memory:float        # B/s of the device's memory, bytes read and bytes written
     link_in:float       # B/s from pinned host memory to the device
     link_out:float      # B/s from the device to pinned host memory
@@ -40,15 +43,16 @@ class Machine:
 # %% ../nbs/63_step_time.ipynb #c9e1843a
 REACHED = dict(matmul=785/989.4, memory=4.3/4.8, link=25/31.5)   # shares of the peaks: products and copies on an H200 (measured), PCIe (recipe A)
 
-def _machine(name, matmul, fp32, memory, link):
-    "From the maker's peaks: TFLOP/s in bf16 (dense, fp32 accumulation) and fp32, GB/s of memory and of the link, each way"
+def _machine(name, matmul, fp32, int8, memory, link):
+    "From the maker's peaks: TFLOP/s in bf16 (dense, fp32 accumulation) and fp32, TOP/s in int8, GB/s of memory and of the link, each way"
     link *= 1e9*REACHED['link']
-    return Machine(name, 1e12*matmul*REACHED['matmul'], 1e12*fp32*REACHED['matmul'], 1e9*memory*REACHED['memory'], link, link)
+    return Machine(name, 1e12*matmul*REACHED['matmul'], 1e12*fp32*REACHED['matmul'], 1e12*int8*REACHED['matmul'],
+                   1e9*memory*REACHED['memory'], link, link)
 
 # %% ../nbs/63_step_time.ipynb #9f322fd2
 MACHINES = {m.name: m for m in (        # the makers' data sheets; the links are PCIe 4.0 × 16 and 5.0 × 16
-    _machine('rtx-4070', 58, 29.1, 504, 31.5), _machine('rtx-3060', 25.5, 12.7, 360, 31.5),
-    _machine('h100', 989.4, 66.9, 3350, 63), _machine('h200', 989.4, 66.9, 4800, 63))}
+    _machine('rtx-4070', 58, 29.1, 233, 504, 31.5), _machine('rtx-3060', 25.5, 12.7, 102, 360, 31.5),
+    _machine('h100', 989.4, 66.9, 1979, 3350, 63), _machine('h200', 989.4, 66.9, 1979, 4800, 63))}
 
 # %% ../nbs/63_step_time.ipynb #56dc664f
 def find_machine(
@@ -111,12 +115,12 @@ def measured_machine(
     nbytes, n = nbytes or (256 if gpu else 16)*MiB, n or (8192 if gpu else 512)
     name = torch.cuda.get_device_name(device) if gpu else 'cpu'
     rate = {}
-    for dtype in (torch.bfloat16, torch.float32):
+    for dtype in (torch.bfloat16, torch.float32, torch.int8):
         a = torch.ones(n, n, device=device, dtype=dtype)
-        rate[dtype] = 2*n**3/_fastest(lambda: a @ a, device)
+        rate[dtype] = 2*n**3/_fastest(lambda: torch._int_mm(a, a) if dtype == torch.int8 else a @ a, device)
     slow, fast = (_link(device, nbytes, pinned) for pinned in (False, True))
     link_in, link_out = slow if fast[0] is None else fast
-    return Machine(name, rate[torch.bfloat16], rate[torch.float32], 1e9*bandwidth(device, nbytes), link_in, link_out,
+    return Machine(name, *rate.values(), 1e9*bandwidth(device, nbytes), link_in, link_out,
                    min(1., sum(slow)/(link_in + link_out)), (link_in + link_out)/2, _launch(device))
 
 # %% ../nbs/63_step_time.ipynb #f511d760
@@ -178,11 +182,11 @@ def step_flops(
                 'backward': {'linears': 4*size, own[0]: own[2]}}
         for phase, parts in rows.items():
             for part, flops in parts.items(): phases[phase][part] += M*flops*(n if part == 'linears' else 1)
-    for phase, times in (('forward', 2), ('backward', 4)): phases[phase]['head'] = times*M*n*model.d_model*model.vocab_size
+    phases['forward']['head'] = 6*M*n*model.d_model*model.vocab_size         # the loss computes its gradients at once, see `45_linear_cross_entropy`
     return phases
 
 # %% ../nbs/63_step_time.ipynb #d21ce8cb
-PRODUCTS = ('aten::mm', 'aten::addmm', 'aten::bmm', 'aten::_scaled_dot_product')           # bound by arithmetic
+PRODUCTS = ('aten::mm', 'aten::addmm', 'aten::bmm', 'aten::_int_mm', 'elleci::int8_product', 'elleci::weight_grad', 'aten::_scaled_dot_product')           # bound by arithmetic
 NO_KERNEL = ('aten::empty', 'aten::new_empty')                                             # nothing runs
 ONLY_WRITE = ('aten::copy_', 'aten::fill_', 'aten::zero_')                                 # what is written is not read before
 
@@ -190,6 +194,13 @@ def _tensors(x): return {id(t): t for t in tree_leaves(x) if isinstance(t, Tenso
 def _bytes(tensors): return sum(min(t.nbytes, t.untyped_storage().nbytes()) for t in tensors)         # an expanded one is read once
 
 # %% ../nbs/63_step_time.ipynb #7b8289d3
+def _within_loss(hidden, weight, labels, ignore_index, z_loss, label_smoothing, max_bytes, compute, need_hidden, need_weight, triton):
+    "Bytes that the loss moves for itself, gradients included"
+    plan = _plan(hidden, weight, compute, triton, (need_hidden, need_weight), max_bytes)
+    moved = cost(len(hidden), weight.shape[1], len(weight), plan.chunk, compute.itemsize, weight.itemsize if plan.slab < len(weight) else 0)
+    return (moved.weight + moved.logits)*(1 + need_hidden + need_weight)//3
+
+# %% ../nbs/63_step_time.ipynb #3a7a1344
 class Traffic(TorchDispatchMode):
     "Counts what the operators within it read and write, products excepted, and how many are launched"
     def __init__(self): super().__init__(); self.bytes = self.launches = 0
@@ -204,6 +215,7 @@ class Traffic(TorchDispatchMode):
         self.launches += 1
         if name in ONLY_WRITE: given = [t for t in given if all(t is not w for w in written)]
         if not name.startswith(PRODUCTS): self.bytes += _bytes(given) + _bytes(fresh) + _bytes(written)
+        if name == 'elleci::linear_cross_entropy': self.bytes += _within_loss(*args)
         return out
 
 # %% ../nbs/63_step_time.ipynb #cc1e8506
@@ -213,7 +225,7 @@ def _passes(
     part:str,
     precision:str,
     shape:tuple, # (B, T)
-)->dict: # 'no graph', 'graph', 'backward': (bytes, launches)
+)->dict: # 'no graph', 'graph', 'backward'; 'rounding' of ternary weights, which a first pass does for all: (bytes, launches)
     "One micro-batch through one part, on meta, as on a GPU"
     with torch.device('meta'):
         tokens, m = torch.zeros(shape, dtype=torch.long), Elleci(model) if part == 'head' else Block(model, part)
@@ -221,20 +233,21 @@ def _passes(
         dtype = torch.float32 if precision != 'bf16-weights' else m.bfloat16() and torch.bfloat16
         x = tokens if part == 'head' else torch.empty(*shape, model.d_model, dtype=dtype, requires_grad=True)
     def forward():
-        with Traffic() as t, autocast(tokens.device, precision): y = m(x, tokens); y = token_loss(y, tokens) if part == 'head' else y
+        with Traffic() as t, autocast(tokens.device, precision): y = token_loss(m, m.hidden(x), tokens) if part == 'head' else m(x, tokens)
         return y, t
-    with emulate('cuda'):
-        with torch.no_grad(): _, bare = forward()
+    with emulate('cuda'), ternary_once(m):
+        with torch.no_grad(): (_, first), (_, bare) = forward(), forward()
         y, graph = forward(); g = torch.empty_like(y)
         with Traffic() as back: y.backward(g)
-    return {k: (t.bytes, t.launches) for k, t in {'no graph': bare, 'graph': graph, 'backward': back}.items()}
+    rows = {k: (t.bytes, t.launches) for k, t in {'no graph': bare, 'graph': graph, 'backward': back}.items()}
+    return rows | {'rounding': (first.bytes - bare.bytes, first.launches - bare.launches)}
 
 # %% ../nbs/63_step_time.ipynb #31d00b09
 def traffic(
     model:ModelConfig,
     part:str,          # 'M', 'A' or 'E', a block with this mixer; or 'head': embedding, last norm, head and loss
     train:TrainConfig, # its batch_size, seq_len, precision
-)->dict: # 'no graph', 'graph', 'backward': (bytes, launches)
+)->dict: # 'no graph', 'graph', 'backward', and once for many of them 'rounding' of ternary weights: (bytes, launches)
     "What one micro-batch moves within the device's memory on its way through one part, forward without and with a graph, and backward"
     if part not in ('M', 'A', 'E', 'head'): raise UserError(f"part is {part!r}: give 'M', 'A', 'E' or 'head'.")
     alone = replace(model, n_layers=1, pattern='M' if part == 'head' else part, tie_embeddings=False)
@@ -242,6 +255,7 @@ def traffic(
 
 # %% ../nbs/63_step_time.ipynb #2f23996a
 UPDATE = {'lion': 76., 'adamw': 80.}                 # bytes per parameter that lion-pytorch and torch's AdamW move; 8 of the latter are the decay's
+LAUNCHES = {'lion': 9, 'adamw': 0, 'lion8': 1}       # operators for each tensor; AdamW's take lists
 
 def _update_bytes(
     train:TrainConfig,
@@ -249,7 +263,7 @@ def _update_bytes(
     "Accumulation, clipping, update"
     weight, M = 2 if train.precision == 'bf16-weights' else 4, train.accumulate
     update = 2*weight + 4 + 2*(1 + 4/BLOCK) if train.optimizer == 'lion8' else UPDATE[train.optimizer]
-    return 12*(M - 1) + (6*M if weight == 2 else 0) + 12 + update
+    return 12*(M - 1) + 12 + update
 
 # %% ../nbs/63_step_time.ipynb #3552fb9e
 def _padded(n): return -(-n//256)*256                # bytes of a tensor among others in one piece of host memory
@@ -304,9 +318,13 @@ def step_bytes(
             'backward': [(p, w) for p in model.mixers for w in ('graph',)*again + ('backward',)] + [('head', 'backward')]}
     for (phase, parts), (into, out) in zip(ways.items(), _link_bytes(model, train).values()):
         moved = [traffic(model, part, train)[way] for part, way in parts]
-        rows[phase] = {'memory': M*sum(b for b, _ in moved), 'link in': into, 'link out': out, 'launches': M*sum(n for _, n in moved)}
-    rows['backward']['memory'] += round(_update_bytes(train)*sum(map(math.prod, shapes.values())))
-    rows['backward']['launches'] += (M - 1 + 8)*len(shapes)                    # a sum for each micro-batch; clipping and update: about 8
+        once = [traffic(model, part, train)['rounding'] for part in model.mixers if phase == 'forward' or train.engine == 'layer-major']
+        memory, launches = (M*sum(row[k] for row in moved) + sum(row[k] for row in once) for k in (0, 1))
+        rows[phase] = {'memory': memory, 'link in': into, 'link out': out, 'launches': launches}
+    numbers = {name: math.prod(shape) for name, shape in shapes.items()}
+    cast = 6*M*sum(n for name, n in numbers.items() if name.startswith('blocks.')) if train.precision == 'bf16-weights' else 0    # gradients in bf16: 2 bytes read, 4 written
+    rows['backward']['memory'] += round(_update_bytes(train)*sum(numbers.values())) + cast
+    rows['backward']['launches'] += (M - 1 + LAUNCHES[train.optimizer])*len(shapes) + 60     # a sum for each micro-batch, an update; operators on lists
     return rows
 
 # %% ../nbs/63_step_time.ipynb #e719fa08
@@ -317,7 +335,8 @@ def _compute_seconds(
 )->dict: # 'forward', 'backward' (recompute with it): seconds
     "Operations over rates"
     fast = m.fp32 if train.precision == 'fp32' else m.matmul
-    rate = lambda phase, part: m.fp32 if part == 'linears' and phase != 'backward' and model.ternary else fast
+    whole = lambda phase: phase != 'backward' or train.int8_backward                           # products of integers
+    rate = lambda phase, part: m.int8 if part == 'linears' and model.ternary and whole(phase) else fast
     by = {phase: sum(n/rate(phase, part) for part, n in parts.items()) for phase, parts in step_flops(model, train).items()}
     return {'forward': by['forward'], 'backward': by['recompute'] + by['backward']}
 

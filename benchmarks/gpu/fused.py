@@ -1,9 +1,10 @@
-"The convolution with its SiLU and the gated norm against plain torch: GB/s of the bytes that must move, as a share of the copy."
+"The convolution with its SiLU, the norms and the gate against plain torch: GB/s of the bytes that must move, as a share of the copy."
 import functools
 import torch
 import torch.nn.functional as F
-from elleci.kernels import fused
+from elleci.kernels import fused, pointwise
 from elleci.kernels.fused import conv_silu, gated_rms_norm
+from elleci.kernels.pointwise import rms_norm, silu_mul
 from elleci.core import optional
 from gpu.bench import Stopwatch, both_ways, failed, free, no_grad, row
 
@@ -16,6 +17,16 @@ def plain_norm(y, z, weight):
     h = y.float()*F.silu(z.float())
     return (h*torch.rsqrt(h.square().mean(-1, keepdim=True) + 1e-5)*weight).to(y.dtype)
 
+def plain_rms(x, weight):
+    x_ = x.float()
+    return (x_*torch.rsqrt(x_.square().mean(-1, keepdim=True) + 1e-5)*weight).to(x.dtype)
+
+def torch_rms(x, weight): return F.rms_norm(x, weight.shape, weight.to(x.dtype), 1e-5)     # with an fp32 weight torch's kernel is not used
+
+def plain_gate(gate_up):
+    gate, up = gate_up.chunk(2, -1)
+    return F.silu(gate)*up
+
 def dao_conv(u, weight, bias): return optional('causal_conv1d').causal_conv1d_fn(u.mT, weight.to(u.dtype), bias.to(u.dtype), activation='silu').mT
 
 def inputs(B, T, D, N, device='cpu', fill=True):
@@ -24,6 +35,12 @@ def inputs(B, T, D, N, device='cpu', fill=True):
     z, u, _ = proj.split([D, C, 64], -1)                            # views of one projection, as in the layer
     y = new(B, T, D, device=device).bfloat16() if fill else new(B, T, D, dtype=torch.bfloat16)
     return dict(u=u, weight=new(C, 4, device=device), bias=new(C, device=device)), dict(y=y, z=z, weight=new(D, device=device))
+
+def widths(dry): return (40, 24) if dry else (2048, 5632)                    # of the norm, of the gate
+
+def pointwise_inputs(B, T, D, FF, device='cpu', fill=True):
+    new = lambda *s: torch.randn(s, device=device).bfloat16() if fill else torch.empty(s, dtype=torch.bfloat16)
+    return dict(x=new(B, T, D), weight=torch.ones(D, device=device)), dict(gate_up=new(B, T, 2*FF))
 
 def documents(B, T, device): return (torch.arange(T, device=device)//max(T//5, 30)).expand(B, T).contiguous()
 
@@ -35,6 +52,10 @@ def launches(dry):
         if docs: return
         y, z, w = norm['y'].flatten(0, 1), norm['z'].flatten(0, 1), norm['weight']
         out, r = fused.gated_norm_forward(y, z, w, 1, 1e-5); fused.gated_norm_backward(out, y, z, w, r)
+        norm, gate = pointwise_inputs(*case[:2], *widths(dry), fill=False)
+        x, w, both = norm['x'].flatten(0, 1), norm['weight'], gate['gate_up'].flatten(0, 1)
+        out, r = pointwise.rms_norm_forward(x, w, 1e-5); pointwise.rms_norm_backward(out, x, w, r)
+        pointwise.silu_mul_backward(pointwise.silu_mul_forward(both), both)
     return [(f'fused {c}', functools.partial(both, c, d)) for c in cases(dry) for d in (False, True)]
 
 def run(ctx):
@@ -42,9 +63,12 @@ def run(ctx):
     for case in cases(ctx.dry):
         conv, norm = inputs(*case, ctx.device)
         idx = documents(*case[:2], ctx.device)
+        rms, gate = pointwise_inputs(*case[:2], *widths(ctx.dry), ctx.device)
         ours = {'conv_silu': (conv, conv_silu, 2, 3, dict(plain_conv=plain_conv, **(dict(causal_conv1d=dao_conv) if optional('causal_conv1d') else {}))),
                 'conv_silu, documents': (conv, functools.partial(conv_silu, seq_idx=idx), 2, 3, {}),
-                'gated_rms_norm': (norm, gated_rms_norm, 3, 5, dict(plain_norm=plain_norm))}
+                'gated_rms_norm': (norm, gated_rms_norm, 3, 5, dict(plain_norm=plain_norm)),
+                'rms_norm, D = {}'.format(rms['x'].shape[-1]): (rms, rms_norm, 2, 3, dict(plain_rms=plain_rms, torch_rms=torch_rms)),
+                'silu_mul, F = {}'.format(gate['gate_up'].shape[-1]//2): (gate, silu_mul, 1.5, 2.5, dict(plain_gate=plain_gate))}
         for name, (e, f, forward, backward, others) in ours.items():
             for kind, passes, way in (('forward', forward, no_grad), ('forward + backward', forward + backward, both_ways)):
                 label, fs = f'{name} {kind} {case}', dict(ours=functools.partial(f, backend='triton'), **others)

@@ -2,8 +2,9 @@
 import functools, itertools, warnings
 import torch
 import torch.nn.functional as F
-from elleci.kernels import fused
+from elleci.kernels import fused, pointwise
 from elleci.kernels.fused import conv_silu, gated_rms_norm
+from elleci.kernels.pointwise import rms_norm, silu_mul
 from elleci.kernels.ssd import ssd, ssd_decode
 from elleci.kernels.ssd_reference import ssd_chunked, ssd_recurrent, ssd_step
 from gpu.bench import RECIPE_A, failed, free, leaves_of, row, scan_inputs
@@ -14,6 +15,7 @@ SHAPES = ((2, 1, 4, 48, 4, 4), (2, 7, 4, 16, 2, 8), (2, 63, 4, 64, 1, 24), (2, 5
           (1, 500, 8, 64, 1, 128))
 LARGE = (2, 4096, 64, 64, 1, 128)
 CONVS, NORMS = ((37, 70, 4), (500, 4128, 4), (65, 6, 3)), (((9, 96), 3), ((130, 4096), 1), ((520, 20), 2))
+POINTWISE = (9, 97), (520, 2048), (33000, 40)                 # the last two: several rows to a backward program
 
 def shapes(dry): return ((1, 70, 2, 16, 1, 16), (1, 7, 2, 24, 2, 4)) if dry else SHAPES
 def large(dry): return (1, 130, 2, 16, 1, 16) if dry else LARGE
@@ -31,6 +33,12 @@ def launches(dry):
         y, z = torch.empty(R, D, dtype=t), torch.empty(R, D + 11, dtype=t)[:, 3:-8]
         found += [(f'norm {R, D, G} {t}', lambda y=y, z=z, G=G: fused.gated_norm_forward(y, z, torch.empty(y.shape[1]), G, 1e-5)),
                   (f'norm {R, D, G} {t}', lambda y=y, z=z, G=G: fused.gated_norm_backward(y, y, z, torch.empty(y.shape[1]), torch.empty(len(y), G)))]
+    for t, (R, D) in itertools.product(TOLERANCE, POINTWISE):
+        x, both, w, r = torch.empty(R, D, dtype=t), torch.empty(R, 2*D + 11, dtype=t)[:, 3:-8], torch.empty(D), torch.empty(R, 1)
+        found += [(f'rms_norm {R, D} {t}', lambda x=x, w=w: pointwise.rms_norm_forward(x, w, 1e-5)),
+                  (f'rms_norm {R, D} {t}', lambda x=x, w=w, r=r: pointwise.rms_norm_backward(x, x, w, r)),
+                  (f'silu_mul {R, D} {t}', lambda b=both: pointwise.silu_mul_forward(b)),
+                  (f'silu_mul {R, D} {t}', lambda b=both, x=x: pointwise.silu_mul_backward(x, b))]
     return found
 
 def off(mine, exact):
@@ -88,6 +96,22 @@ def conv(u, weight, bias, window=None, seq_idx=None, **kw):
 
 def norm(y, z, weight, groups): return (gated_rms_norm(y, z, weight, groups, backend='torch' if y.dtype == torch.float64 else 'triton'),)
 
+def rms(x, weight): return (rms_norm(x, weight, backend='torch' if x.dtype == torch.float64 else 'triton'),)
+def gate(gate_up): return (silu_mul(gate_up, backend='torch' if gate_up.dtype == torch.float64 else 'triton'),)
+
+def check_pointwise(ctx):
+    "The norm and SwiGLU's gate, oracle as in `check_fused`"
+    normal = lambda *s, t=torch.float32: torch.randn(s, device=ctx.device).to(t)
+    for dtype, limit in TOLERANCE.items():
+        norms, gates = [], []
+        for R, D in ((5, 24),) if ctx.dry else POINTWISE:
+            e, b = dict(x=normal(R, D, t=dtype), weight=1 + .3*normal(D)), dict(gate_up=normal(R, 2*D + 11, t=dtype)[:, 3:-8])
+            for f, i, found in ((rms, e, norms), (gate, b, gates)):
+                mine, exact = (grads(f, j, [e['x'].flip(0)]) for j in (i, wide(i)))
+                found += [((R, D), k, off(mine[k], exact[k])) for k in exact]
+        yield worst(f'rms_norm, {str(dtype)[6:]}', norms, limit)
+        yield worst(f'silu_mul, {str(dtype)[6:]}', gates, limit)
+
 def check_fused(ctx):
     "In float64 the torch code is the oracle: the notebook holds it against plain formulas to 1e-12"
     normal = lambda *s, t=torch.float32: torch.randn(s, device=ctx.device).to(t)
@@ -141,14 +165,15 @@ def check_bits(ctx):
         e = one | dict(seq_idx=(torch.arange(T, device=ctx.device)//40).expand(b, T))
         rows = dict(y=u.flatten(0, 1), z=v.flatten(0, 1), weight=bias)
         twice = [grads(scan, e, [other['x']]) | {f'conv {k}': t for k, t in grads(short, dict(u=u, weight=w, bias=bias), [v]).items()}
-                 | {f'norm {k}': t for k, t in grads(functools.partial(norm, groups=1), rows, [rows['z']]).items()} for _ in range(2)]
+                 | {f'norm {k}': t for k, t in grads(functools.partial(norm, groups=1), rows, [rows['z']]).items()}
+                 | {f'rms_norm {k}': t for k, t in grads(rms, dict(x=rows['y'], weight=bias), [rows['z']]).items()} for _ in range(2)]
         yield row(f'run twice, {str(dtype)[6:]}: tensors that differ', same_bits(*twice), f'of {len(twice[0])}', 0, at_most=True, must=True)
 
 def run(ctx):
     torch.use_deterministic_algorithms(True, warn_only=True)        # torch.empty is full of NaN: what a kernel forgets to write shows
     warnings.simplefilter('ignore')
     assert torch.empty(3, device=ctx.device).isnan().all()
-    for check in (check_scans, check_large, check_fused, check_decode, check_bits):
+    for check in (check_scans, check_large, check_fused, check_pointwise, check_decode, check_bits):
         try: yield from check(ctx)
         except Exception as e: yield failed(check.__name__, e)
         free()

@@ -10,6 +10,7 @@ __all__ = ['BLOCK', 'round_at_random', 'fold', 'random_bits', 'compress', 'expan
 import torch
 from torch import Tensor
 from ..core import UserError
+from .dice import mix, mix_kernel, signed, spread, spread_kernel
 from .proof import cdiv, jit, pick_backend, tl
 from ..memory.dryrun import scratch
 
@@ -40,18 +41,6 @@ def fold(
 BLOCK = 256   # numbers that share a scale
 
 # %% ../../nbs/58_lion8.ipynb #9900b29e
-def _mix(
-    x:Tensor, # int32, changed in place
-)->Tensor: # int32
-    "A bijection of 32 bits in which each bit depends on all (C. Wellons' `lowbias32`)"
-    x ^= (x >> 16).bitwise_and_(0xFFFF); x *= 0x7FEB352D
-    x ^= (x >> 15).bitwise_and_(0x1FFFF); x *= 0x846CA68B - 2**32
-    return x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF))
-
-# %% ../../nbs/58_lion8.ipynb #4f6ff5a3
-def _signed(n): return (n + 2**31) % 2**32 - 2**31        # 32 bits as torch's int32 reads them
-
-# %% ../../nbs/58_lion8.ipynb #e20e0755
 def random_bits(
     first:int, # number of the first block
     rows:int,  # how many blocks
@@ -60,9 +49,8 @@ def random_bits(
 )->Tensor: # (rows, BLOCK) int32
     "Random bits that are a function of (key, block, place in the block)"
     block = torch.arange(first, first + rows, device=device).to(torch.int32)
-    block = _mix(_mix(block.add_(_signed(key))).bitwise_xor_(_signed(key >> 32)))
-    place = torch.arange(BLOCK, dtype=torch.int32, device=device).mul_(_signed(0x9E3779B9))
-    return _mix(block[:, None] + place)
+    block = mix(mix(block.add_(signed(key))).bitwise_xor_(signed(key >> 32)))
+    return mix(block[:, None] + spread(BLOCK, device))
 
 # %% ../../nbs/58_lion8.ipynb #0de507ac
 TOP = 127.**2             # code 127 stands for the scale × this
@@ -133,13 +121,6 @@ def lion8_state(
 
 # %% ../../nbs/58_lion8.ipynb #71366ce2
 @jit
-def _mix_kernel(x):
-    x = (x ^ (x >> 16))*0x7FEB352D
-    x = (x ^ (x >> 15))*0x846CA68B
-    return x ^ (x >> 16)
-
-# %% ../../nbs/58_lion8.ipynb #eff6b5a0
-@jit
 def lion8_kernel(weight, grad, momentum, scale, lr, kept, b1, c1, b2, c2, key, n, ROUND: tl.constexpr, ROWS: tl.constexpr, C: tl.constexpr):
     "u = b1·m + c1·g; weight = kept·weight − lr·sign(u), rounded at random if ROUND; m = b2·m + c2·g, where m = q·|q|·scale"
     # Grid: blocks/ROWS programs; one holds ROWS blocks of C numbers, all arithmetic in fp32. Oracle: _lion8_torch, bit for bit
@@ -147,9 +128,9 @@ def lion8_kernel(weight, grad, momentum, scale, lr, kept, b1, c1, b2, c2, key, n
     block, place = tl.program_id(0).to(tl.int64)*ROWS + tl.arange(0, ROWS), tl.arange(0, C)
     at, own = block[:, None]*C + place[None, :], block*C < n
     ok = at < n
-    bits = _mix_kernel(block.to(tl.uint32) + (key & 0xFFFFFFFF).to(tl.uint32))
-    bits = _mix_kernel(bits ^ (key >> 32).to(tl.uint32))
-    bits = _mix_kernel(bits[:, None] + (place.to(tl.uint32)*0x9E3779B9)[None, :])
+    bits = mix_kernel(block.to(tl.uint32) + (key & 0xFFFFFFFF).to(tl.uint32))
+    bits = mix_kernel(bits ^ (key >> 32).to(tl.uint32))
+    bits = mix_kernel(bits[:, None] + spread_kernel(place)[None, :])
     m = tl.load(momentum + at, mask=ok, other=0).to(tl.float32)
     m = m*tl.abs(m)*tl.load(scale + block, mask=own, other=0.)[:, None]
     g = tl.load(grad + at, mask=ok, other=0.).to(tl.float32)

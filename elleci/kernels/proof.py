@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['triton', 'tl', 'jit', 'SHARED_LIMIT', 'interpreted', 'cdiv', 'next_power_of_2', 'pick_backend', 'correct_bf16',
-           'Compiled', 'CompileOnly', 'Report', 'compile_report']
+           'Compiled', 'CompileOnly', 'Report', 'compile_report', 'counts_flops']
 
 # %% ../../nbs/14_triton.ipynb #ca07c40e
 import functools, importlib, importlib.util, json, os, re, subprocess, sys, tempfile
@@ -279,3 +279,12 @@ def compile_report(
 if __name__ == '__main__' and sys.argv[0].endswith('proof.py'):
     _report = compile_report(sys.argv[1:])
     print(_report); sys.exit(bool(_report.problems()))
+
+# %% ../../nbs/14_triton.ipynb #3005f7b8
+def counts_flops(
+    *ops, # operators, e.g. torch.ops.elleci.int8_product
+): # a decorator for f(shapes of the arguments, out_shape=…, **kw), which gives floating-point (or integer) operations
+    "Tell torch's counter what `ops` compute; a second time replaces the first"
+    from torch.utils.flop_counter import flop_registry, register_flop_formula                       # loads Triton, which must have been told how
+    for op in ops: flop_registry.pop(op, None)
+    return register_flop_formula(list(ops))

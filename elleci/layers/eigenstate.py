@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from ..core import UserError, compute_dtype, document_runs
 from ..config import ModelConfig
-from .norm import KeepsFp32
+from .norm import KeepsFp32, project
 
 # %% ../../nbs/23_eigenstate.ipynb #716d63e5
 def eigenstate_recurrent(
@@ -214,8 +214,9 @@ class Eigenstate(KeepsFp32):
         x:Tensor, # (B, T, D)
         seq_idx:Tensor|None=None, # (B, T) integers; a new document starts where they change
         cache:dict|None=None, # from `new_cache`: continue from it and update it in place
+        norm:nn.Module|None=None, # an `RMSNorm` in front, see `project`
     )->Tensor: # (B, T, D)
-        u, z = self.in_proj(x).chunk(2, -1)
+        u, z = project(x, norm, self.in_proj)[0].chunk(2, -1)
         h = _states(cache, u.unflatten(-1, (-1, 2)), self.log_rate, self.log_freq, self.cfg.chunk_size, seq_idx)
         return self.out_proj(_Recomputed.apply(_gate, h.flatten(-2), u, z, self.log_rate, self.D))
 

@@ -14,7 +14,7 @@ from ..core import UserError, compute_dtype, document_runs
 from ..config import ModelConfig
 from ..kernels.fused import conv_silu, gated_rms_norm
 from ..kernels.ssd import ssd, ssd_decode
-from .norm import KeepsFp32, RMSNorm
+from .norm import KeepsFp32, RMSNorm, project
 
 # %% ../../nbs/22_mamba2.ipynb #d7ceb6f2
 class GatedRMSNorm(RMSNorm):
@@ -88,9 +88,10 @@ class Mamba2(KeepsFp32):
         x:Tensor, # (B, T, D)
         seq_idx:Tensor|None=None, # (B, T) integers; a new document starts where they change
         cache:dict|None=None, # from `new_cache`: continue from it and update it in place
+        norm:nn.Module|None=None, # an `RMSNorm` in front, see `project`
     )->Tensor: # (B, T, D)
         c = self.cfg
-        z, xBC, dt = self.in_proj(x).split([c.d_inner, c.conv_dim, c.n_ssm_heads], -1)
+        z, xBC, dt = project(x, norm, self.in_proj)[0].split([c.d_inner, c.conv_dim, c.n_ssm_heads], -1)
         if seq_idx is not None: seq_idx = document_runs(seq_idx)
         u = conv_silu(xBC, self.conv_weight, self.conv_bias, seq_idx, _window(cache, xBC, seq_idx))
         v, B, C = u.split([c.d_inner, c.ngroups*c.d_state, c.ngroups*c.d_state], -1)

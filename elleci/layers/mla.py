@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..core import UserError, compute_dtype
 from ..config import ModelConfig
 from .attention import attention, document_positions, rope
-from .norm import RMSNorm
+from .norm import RMSNorm, project
 
 # %% ../../nbs/31_mla.ipynb #e5052ae1
 def _absorbed(
@@ -116,11 +116,13 @@ class MLA(nn.Module):
         x:Tensor, # (B, T, D)
         seq_idx:Tensor|None=None, # (B, T) integers; a new document starts where they change
         cache:dict|None=None, # from `new_cache`: continue from it and update it in place, without gradients
+        norm:nn.Module|None=None, # an `RMSNorm` in front, see `project`
     )->Tensor: # (B, T, D)
         c, past = self.cfg, cache['length'] if cache else 0
         positions = _positions(x, seq_idx, cache)
-        q_nope, q_rope = self.q_proj(x).unflatten(-1, (c.n_attn_heads, -1)).split([c.qk_nope_head_dim, c.qk_rope_head_dim], -1)
-        latent, k_rope = self.kv_down(x).split([c.kv_lora_rank, c.qk_rope_head_dim], -1)
+        q, latent = project(x, norm, self.q_proj, self.kv_down)
+        q_nope, q_rope = q.unflatten(-1, (c.n_attn_heads, -1)).split([c.qk_nope_head_dim, c.qk_rope_head_dim], -1)
+        latent, k_rope = latent.split([c.kv_lora_rank, c.qk_rope_head_dim], -1)
         q_rope, k_rope = rope(q_rope, positions, c.rope_theta), rope(k_rope[:, :, None], positions, c.rope_theta)[:, :, 0]
         latent = self.norm(latent)
         both = (latent, k_rope) if cache is None else _extend(cache, latent, k_rope)
@@ -129,6 +131,6 @@ class MLA(nn.Module):
 
     def new_cache(self, batch, max_len, dtype=None, device=None):
         "An empty cache for `batch` rows of up to `max_len` tokens: r + rope numbers a token, shared by all heads"
-        w, c = self.kv_down.weight, self.cfg
-        new = lambda width: torch.zeros(batch, max_len, width, dtype=dtype or w.dtype, device=device or w.device)
+        c = self.cfg
+        new = lambda width: torch.zeros(batch, max_len, width, dtype=dtype or self.kv_down.weight.dtype, device=device or self.norm.weight.device)
         return dict(latent=new(c.kv_lora_rank), k_rope=new(c.qk_rope_head_dim), length=0)

@@ -286,7 +286,7 @@ class _Place:
     def _mark(self, _): self.since.append(torch.autograd._get_sequence_nr()); self.layers.append(self.stack[-1][0])
     @contextlib.contextmanager
     def within(self, name, category):
-        self._mark(self.stack.append((name, category)))
+        self._mark(self.stack.append((self.stack[-1][0] if name is None else name, category)))
         try: yield
         finally: self._mark(self.stack.pop())
     def stated(self):
@@ -621,10 +621,10 @@ def host(
 # %% ../../nbs/11_dryrun.ipynb #9bc1b730
 @contextlib.contextmanager
 def within(
-    name:str,               # the layer, e.g. 'blocks.3'
+    name:str|None,          # the layer, e.g. 'blocks.3'; None: the one that is at work
     category:str|None=None, # one of `CATEGORIES`, for what is made inside but not by a module or by autograd; None: decided as everywhere
 ): # a context manager
-    "Work outside any module inside it belongs to layer `name`, in a dry run; without one it does nothing"
+    "Work inside it that is no module's belongs to layer `name`, in a dry run; without one it does nothing"
     category, recorder = _known(category), _recording()
     if recorder is None: yield; return
     with recorder.place.within(name, category): yield
