@@ -1,9 +1,10 @@
 """What three values cost: elleci-tiny with ternary and with ordinary linear layers, same start, same data: data/results/ternary-<commit>.json.
 
-    python benchmarks/ternary.py [--steps N] [--seeds N] [--lr X] [--commit NAME] [--dry]
+    python benchmarks/ternary.py [--steps N] [--seeds N] [--lr X] [--commit NAME] [--int8] [--dry]
 
 Both in precision 'bf16'. The rate that suits one need not suit the other: all seeds run at the rate and at half of it, the first also at a quarter and at twice.
 The ternary runs also record every 20 steps how the weights divide among −1, 0, +1, and how many changed their value in that step and since the last record.
+With --int8 the other question: ternary layers with gradients in bf16 and in int8, at the rate alone: data/results/int8_backward-<commit>.json.
 """
 import argparse, dataclasses, datetime, json, re, time
 import torch
@@ -20,7 +21,7 @@ from elleci.train import validate
 from tiny import ROOT, commit, hardware
 
 EVERY = 20   # steps in a point of the loss curve, and between two records of the weights
-VARIANTS = {'ternary': True, 'bf16': False}
+VARIANTS = {'ternary': (True, False), 'bf16': (False, False), 'ternary, int8 backward': (True, True)} # ternary? gradients in int8?
 
 class Health:
     "What the weights of the ternary layers do"
@@ -43,20 +44,22 @@ class Health:
                               layer_zeros=[round(s[1], 4) for s in shares], layer_flips=[round(f, 6) for f in flips]))
         self.recorded = now
 
-def build(ternary, config, device):
+def build(ternary, int8, config, device):
     "The engine; either kind starts from the same weights"
     seed_everything(config.train.seed)
     model = Elleci(dataclasses.replace(config.model, ternary=True))
     if not ternary:
         start, model = model.state_dict(), Elleci(dataclasses.replace(config.model, ternary=False))
         model.load_state_dict(start)
+    for m in model.modules():
+        if isinstance(m, BitLinear): m.int8_backward = int8
     model.to(device)
-    return Ordinary(model, make_optimizer(model, config.train), config.train.clip, precision='bf16')
+    return Ordinary(model, make_optimizer(model, config.train), config.train.clip, precision='bf16', seed=config.train.seed)
 
 def train(name, config, data, val, device):
     "One training: the mean loss of each 20 steps, the weights' health, and the validation losses at the end"
-    engine, t, losses = build(VARIANTS[name], config, device), config.train, []
-    health = Health(engine.model) if VARIANTS[name] else None
+    engine, t, losses = build(*VARIANTS[name], config, device), config.train, []
+    health = Health(engine.model) if VARIANTS[name][0] else None
     if health: health.look(0)
     began = time.perf_counter()
     for i in range(1, t.steps + 1):
@@ -79,6 +82,7 @@ def main():
     p.add_argument('--steps', type=int, default=tiny.train.steps); p.add_argument('--seeds', type=int, default=3)
     p.add_argument('--lr', type=float, default=tiny.train.lr)
     p.add_argument('--commit', default=None, help='of this code, where it is not a checkout')
+    p.add_argument('--int8', action='store_true', help='gradients in int8 against bf16, instead of ternary against ordinary layers')
     p.add_argument('--dry', action='store_true', help='21 steps of each variant, nothing is written')
     a = p.parse_args()
     if a.dry: a.steps, a.seeds = EVERY + 1, 1
@@ -89,9 +93,9 @@ def main():
     result = dict(preset='elleci-tiny', precision='bf16', steps=a.steps, tokens_per_step=tiny.train.tokens_per_step, lr=a.lr, hardware=hardware(),
                   torch=torch.__version__, commit=a.commit or commit(),
                   date=datetime.datetime.now(datetime.timezone.utc).strftime('%Y-%m-%d %H:%M UTC'), runs=[])
-    path = ROOT/'data'/'results'/f"ternary-{result['commit']}.json"
-    pairs = [(seed, 1.) for seed in range(a.seeds)] + ([] if a.dry else [(seed, .5) for seed in range(a.seeds)] + [(0, .25), (0, 2.)])
-    for seed, factor, name in [(*pair, name) for pair in pairs for name in VARIANTS]:
+    path = ROOT/'data'/'results'/f"{'int8_backward' if a.int8 else 'ternary'}-{result['commit']}.json"
+    pairs = [(seed, 1.) for seed in range(a.seeds)] + ([] if a.dry or a.int8 else [(seed, .5) for seed in range(a.seeds)] + [(0, .25), (0, 2.)])
+    for seed, factor, name in [(*pair, name) for pair in pairs for name in VARIANTS if name != ('bf16' if a.int8 else 'ternary, int8 backward')]:
         config = preset('elleci-tiny', steps=a.steps, seed=seed, lr=a.lr*factor, precision='bf16')
         r = train(name, config, pack(tok, train_docs, config.train.seq_len, config.train.mix, seed), val, device)
         result['runs'].append(r)

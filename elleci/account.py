@@ -304,6 +304,7 @@ def elleci_memory(
     residuals:str|None=None,  # layer-major: auto, device, pinned or pageable
     weights_on:str|None=None, # layer-major: device or host
     states_on:str|None=None,  # layer-major: device or host
+    int8_backward:bool=False, # ternary layers: gradients rounded to int8 too
     context:str|None=None, # size of the CUDA context with its loaded kernels, measured, e.g. 400MiB
     draw:str|None=None,  # a file for the timeline, e.g. memory.png
     json:bool=False,     # print numbers for programs
@@ -311,7 +312,8 @@ def elleci_memory(
     "What a training configuration takes, and whether it fits"
     limit = None if vram is None else card_bytes(vram)
     config = preset_config(preset, **settings(batch=batch, seq=seq, accumulate=accumulate, optimizer=optimizer, precision=precision, checkpointing=checkpointing,
-                                              engine=engine, clip_by=clip_by, residuals=residuals, weights_on=weights_on, states_on=states_on))
+                                              engine=engine, clip_by=clip_by, residuals=residuals, weights_on=weights_on, states_on=states_on,
+                                              int8_backward=int8_backward or None))
     _check_drawing(draw)
     a = account(config.model, config.train, context=0 if context is None else parse_bytes(context), name=preset, limit=limit)
     print(_as_json(as_dict(a, limit)) if json else report(a, limit))

@@ -264,13 +264,14 @@ def elleci_train(
     residuals:str|None=None,  # layer-major: auto, device, pinned or pageable
     weights_on:str|None=None, # layer-major: device or host
     states_on:str|None=None,  # layer-major: device or host
+    int8_backward:bool=False, # ternary layers: gradients rounded to int8 too
     resume:bool=False,    # go on with the run in --out; begins at step 0 where nothing was saved yet
 )->Path: # the run's folder
     "Train a model from text; Ctrl-C saves and says how to go on"
     run = Path(out or f"runs/{preset or 'elleci-tiny'}")
     given = settings(steps=steps, seed=seed, data=data, save_every=save_every, batch=batch, seq=seq, accumulate=accumulate,
                      optimizer=optimizer, precision=precision, checkpointing=checkpointing, engine=engine, clip_by=clip_by,
-                     residuals=residuals, weights_on=weights_on, states_on=states_on)
+                     residuals=residuals, weights_on=weights_on, states_on=states_on, int8_backward=int8_backward or None)
     config, device = _begin(run, preset, given, resume), pick_device()
     done = saved_step(run)
     if done >= config.train.steps: print(f'{run} is complete: {done} steps.')
