@@ -18,12 +18,14 @@ test-long: .venv/dev  ## what takes longer: more kills; three trainings, kept in
 lab: .venv/dev    ## read and run the notebooks
 	$(BIN)/jupyter lab --notebook-dir=nbs
 
-bench: .venv/run  ## train elleci-tiny, and with several state sizes; with 8-bit optimizers; time the account and the scan on this CPU; what was measured goes to data/results
+bench: .venv/run  ## train elleci-tiny, and with several state sizes; with 8-bit optimizers, ternary or not; pack the 1.5B model; time the account and the scan on this CPU; what was measured goes to data/results
 	$(BIN)/python benchmarks/tiny.py
 	$(BIN)/python benchmarks/d_state.py
 	$(BIN)/python benchmarks/account.py
 	$(BIN)/python benchmarks/cpu_scan.py
 	$(BIN)/python benchmarks/lion8.py
+	$(BIN)/python benchmarks/ternary.py
+	$(BIN)/python benchmarks/packed.py
 
 bench-gpu: .venv/run  ## everything that is measured on a GPU, in at most 8 minutes; goes to data/results
 	$(BIN)/python benchmarks/gpu_suite.py

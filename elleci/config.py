@@ -91,10 +91,13 @@ class TrainConfig:
     clip:float = 1.0              # largest gradient norm
     clip_by:str = 'model'         # the norm is that of the whole 'model', or of each 'layer' by itself
     warmup:float = 0.02           # fraction of `steps`
-    decay:float = 0.1             # fraction of `steps`
+    decay:float = 0.1             # fraction of `steps`; the schedule 'wsd' alone has one
+    schedule:str = 'wsd'          # warm-up, stable, decay; or 'cosine' or 'onecycle', which descend from the warm-up on
+    decay_shape:str = 'linear'    # of 'wsd': or 'cosine' or '1-sqrt'
+    floor:float = 0.              # fraction of lr that the schedule descends to
     precision:str = 'bf16'        # of the matmuls: 'bf16' (autocast, weights stay fp32), 'bf16-weights' (they do not), or 'fp32'
     checkpointing:str = 'none'    # what the ordinary step keeps for the backward pass, a key of `CHECKPOINTING`
-    int8_backward:bool = False    # ternary layers: gradients rounded to int8 by chance, so that their products run in int8 too
+    int8_backward:bool = False    # ternary layers: gradients rounded to int8 at random, so that their products run in int8 too
     engine:str = 'ordinary'       # or 'layer-major': one layer's gradient exists at a time
     residuals:str = 'auto'        # layer-major: the layers' inputs stay on the 'device', or go to 'pinned' or 'pageable' host memory; 'auto': the first that fits
     weights_on:str = 'device'     # layer-major: or 'host', a layer at a time on the device
@@ -111,7 +114,8 @@ class TrainConfig:
     def tokens_per_step(self): return self.seq_len*self.batch_size*self.accumulate
 
 # %% ../nbs/01_config.ipynb #780d47bf
-CHOICES = dict(optimizer=('lion', 'adamw', 'lion8'), precision=('fp32', 'bf16', 'bf16-weights'), checkpointing=tuple(CHECKPOINTING), clip_by=('model', 'layer'),
+CHOICES = dict(schedule=('wsd', 'cosine', 'onecycle'), decay_shape=('linear', 'cosine', '1-sqrt'),
+               optimizer=('lion', 'adamw', 'lion8'), precision=('fp32', 'bf16', 'bf16-weights'), checkpointing=tuple(CHECKPOINTING), clip_by=('model', 'layer'),
                engine=('ordinary', 'layer-major'), residuals=('auto', 'device', 'pinned', 'pageable'), weights_on=('device', 'host'), states_on=('device', 'host'))
 
 # %% ../nbs/01_config.ipynb #b37d30b7
@@ -137,6 +141,8 @@ def _check_train(t):
     _check(t.precision != 'bf16-weights' or t.optimizer == 'lion8', f"precision is 'bf16-weights' and optimizer {t.optimizer!r}: its small updates would be lost in rounding; use 'lion8'.")
     _check_engine(t)
     _check(t.warmup >= 0 and t.decay >= 0 and t.warmup + t.decay <= 1, f'warmup {t.warmup} and decay {t.decay} are fractions of the run: their sum is at most 1.')
+    _check(t.schedule == 'wsd' or t.decay_shape == 'linear', f"decay_shape is {t.decay_shape!r} and schedule {t.schedule!r}: only 'wsd' has a decay to shape; leave it out.")
+    _check(0 <= t.floor < 1, f'floor is {t.floor}: give a fraction of lr, 0 or more and less than 1.')
     _check(t.weight_decay >= 0, f'weight_decay is {t.weight_decay}: give 0 or more.')
 
 # %% ../nbs/01_config.ipynb #478fcdc2

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .core import MiB, UserError
 from .config import ModelConfig, TrainConfig
 from .kernels.lion8 import BLOCK
-from .kernels.linear_cross_entropy import _plan, cost
+from .kernels.linear_cross_entropy import moved_by_loss
 from .kernels.ssd import ssd_cost
 from .memory.dryrun import emulate
 from .memory.ledger import card_bytes, parameter_shapes
@@ -194,13 +194,6 @@ def _tensors(x): return {id(t): t for t in tree_leaves(x) if isinstance(t, Tenso
 def _bytes(tensors): return sum(min(t.nbytes, t.untyped_storage().nbytes()) for t in tensors)         # an expanded one is read once
 
 # %% ../nbs/63_step_time.ipynb #7b8289d3
-def _within_loss(hidden, weight, labels, ignore_index, z_loss, label_smoothing, max_bytes, compute, need_hidden, need_weight, triton):
-    "Bytes that the loss moves for itself, gradients included"
-    plan = _plan(hidden, weight, compute, triton, (need_hidden, need_weight), max_bytes)
-    moved = cost(len(hidden), weight.shape[1], len(weight), plan.chunk, compute.itemsize, weight.itemsize if plan.slab < len(weight) else 0)
-    return (moved.weight + moved.logits)*(1 + need_hidden + need_weight)//3
-
-# %% ../nbs/63_step_time.ipynb #3a7a1344
 class Traffic(TorchDispatchMode):
     "Counts what the operators within it read and write, products excepted, and how many are launched"
     def __init__(self): super().__init__(); self.bytes = self.launches = 0
@@ -215,7 +208,7 @@ class Traffic(TorchDispatchMode):
         self.launches += 1
         if name in ONLY_WRITE: given = [t for t in given if all(t is not w for w in written)]
         if not name.startswith(PRODUCTS): self.bytes += _bytes(given) + _bytes(fresh) + _bytes(written)
-        if name == 'elleci::linear_cross_entropy': self.bytes += _within_loss(*args)
+        if name == 'elleci::linear_cross_entropy': self.bytes += moved_by_loss(*args)
         return out
 
 # %% ../nbs/63_step_time.ipynb #cc1e8506

@@ -28,8 +28,8 @@ def signed(
 
 # %% ../../nbs/19_dice.ipynb #5126eb11
 def spread(
-    n:int,
-    device='cpu',
+    n:int,        # places
+    device='cpu', # where the result lies
 )->Tensor: # (n,) int32
     "0 … n−1 times 2³²/φ, modulo 2³²"
     return torch.arange(n, dtype=torch.int32, device=device).mul_(signed(0x9E3779B9))
@@ -37,7 +37,7 @@ def spread(
 # %% ../../nbs/19_dice.ipynb #a50978e8
 @jit
 def mix_kernel(x):
-    "`mix` of uint32"
+    "`mix` of a block of uint32; Triton has unsigned shifts"
     x = (x ^ (x >> 16))*0x7FEB352D
     x = (x ^ (x >> 15))*0x846CA68B
     return x ^ (x >> 16)

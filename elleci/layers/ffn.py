@@ -21,7 +21,7 @@ from ..kernels.bitnet import bit_linear, packed_matvec, quantize, ternarize_int8
 class BitLinear(nn.Module):
     "Linear layer with ternary weights and int8 activations (BitNet b1.58, Ma et al. 2024), trained straight-through"
     takes_norm, keeps, once, ternary = True, ('ternary',), False, None       # what `ternary_once` lets it keep between uses
-    int8_backward = False                                  # round gradients to int8 by chance, see `TrainConfig`
+    int8_backward = False                                  # round gradients to int8 at random, see `TrainConfig`
     noisy = property(lambda self: self.int8_backward)      # the engine seeds what draws
     def __init__(self,
         d_in:int,        # width of the input
@@ -94,6 +94,7 @@ class PackedLinear(KeepsFp32):
     def forward(self,
         x:Tensor, # (…, d_in) any float dtype
     )->Tensor: # (…, d_out), the dtype that `F.linear` would give
+        "As `BitLinear.forward` would, to the bit"
         return packed_matvec(*quantize(x), self.packed, self.scale, linear_dtype(x))
 
 # %% ../../nbs/42_ffn.ipynb #4fe707a7

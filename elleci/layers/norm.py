@@ -20,7 +20,11 @@ class KeepsFp32(nn.Module):
         for child in self.children() if recurse else (): child._apply(fn)
         return super()._apply(kept, recurse=False)
 
-    def kept(self, *shape): return nn.Parameter(torch.empty(shape, dtype=torch.promote_types(torch.get_default_dtype(), torch.float32)))
+    def kept(self,
+        *shape:int,
+    )->nn.Parameter: # uninitialised, fp32 or wider
+        "A parameter that stays in fp32"
+        return nn.Parameter(torch.empty(shape, dtype=torch.promote_types(torch.get_default_dtype(), torch.float32)))
 
 # %% ../../nbs/16_norm.ipynb #6a0db6eb
 class RMSNorm(KeepsFp32):
@@ -33,7 +37,10 @@ class RMSNorm(KeepsFp32):
         self.reset_parameters()
 
     def reset_parameters(self): nn.init.ones_(self.weight)
-    def forward(self, x): return rms_norm(x, self.weight)
+    def forward(self,
+        x:Tensor, # (…, D) any float dtype
+    )->Tensor: # (…, D) in x's dtype
+        return rms_norm(x, self.weight)
     def extra_repr(self): return f'{len(self.weight)}'
 
 # %% ../../nbs/16_norm.ipynb #dceaa56e
