@@ -90,13 +90,21 @@ for gone in ('tqdm', 'tokenizers', 'matplotlib', 'lion_pytorch', 'triton', 'mamb
     try: importlib.import_module(gone)
     except ImportError: pass
     else: sys.exit(f'the check is broken: {gone} can be imported')
-importlib.import_module(sys.argv[1])
+import os, torch, traceback                                              # once: every module then has a process that knows nothing else
+failed = []
+for name in sys.argv[1:]:
+    if (child := os.fork()) == 0:
+        try: importlib.import_module(name)
+        except BaseException: traceback.print_exc(); sys.stderr.flush(); os._exit(1)
+        os._exit(0)
+    if os.waitpid(child, 0)[1]: failed.append(name)
+if failed: sys.exit(f'not importable with torch and numpy alone: {failed}')
 '''
 def modules():
     return sorted('.'.join(p.relative_to(ROOT).with_suffix('').parts).removesuffix('.__init__') for p in (ROOT/'elleci').rglob('*.py') if p.name != '_modidx.py')
 def check_imports():
     "Every module imports in a fresh process where nothing but torch and numpy (and what they need) can be imported"
-    with ThreadPoolExecutor(WORKERS) as pool: list(pool.map(lambda m: run(sys.executable, '-c', ALONE, m, cwd=tempfile.gettempdir()), modules()))
+    run(sys.executable, '-c', ALONE, *modules(), cwd=tempfile.gettempdir())
 
 def imported(source):
     "The elleci modules that a piece of code imports"

@@ -111,6 +111,7 @@ def _load(
     missing, extra = sorted(wanted.keys() - have.keys()), sorted(have.keys() - wanted.keys())
     if missing or extra: raise UserError(f'{path} belongs to another model (missing {missing[:2]}, unknown {extra[:2]}): use its own config.json.')
     for n, t in have.items():
+        if t.is_floating_point() != wanted[n].is_floating_point(): raise UserError(f'{path} holds {n} in {t.dtype}, not in {wanted[n].dtype}: it is damaged or another model\'s; restore it from a copy.')
         if t.shape == wanted[n].shape: continue
         what = 'vocabulary' if n in ('embedding.weight', 'head.weight') and t.shape[1:] == wanted[n].shape[1:] else n
         raise UserError(f'{path} has a {what} of {tuple(t.shape)}, its config.json asks for {tuple(wanted[n].shape)}: use the config.json it was saved with.')

@@ -15,7 +15,7 @@ from .core import UserError, autocast_device, collect_aux
 from .config import ModelConfig, TrainConfig
 from .memory.dryrun import within
 from .memory.host import KINDS, Flat, HostMemory, Lane, Stash
-from .layers.ffn import ternary_once
+from .layers.ffn import BitLinear, ternary_once
 from .model import IGNORE, Elleci, token_loss
 
 # %% ../nbs/61_layer_major.ipynb #afa44d01
@@ -85,6 +85,10 @@ def _name_labels(micro_batches, V):
         if len(bad): raise UserError(f'Micro-batch {n} has label {int(labels[tuple(bad[0])])} at {tuple(bad[0].tolist())}: give 0 to {V - 1}, or {IGNORE} where none is counted.')
     raise UserError('Not one token of this step is counted in the loss: check the labels.')
 
+def _check_labels(labels, model):
+    "The same for what is only evaluated, where none need count"
+    if bool(_strange(labels, model.head.weight.shape[0]).any()): _name_labels([(None, labels, None)], model.head.weight.shape[0])
+
 # %% ../nbs/61_layer_major.ipynb #b2196dc9
 def count_labels(
     micro_batches:list, # of (tokens, labels, seq_idx), each (B, T) int64
@@ -94,6 +98,7 @@ def count_labels(
     if not micro_batches: raise UserError('The step was given no micro-batch: give at least one (tokens, labels, seq_idx).')
     for n, batch in enumerate(micro_batches):
         if len(batch) != 3: raise UserError(f'Micro-batch {n} is of {len(batch)} parts: give (tokens, labels, seq_idx).')
+        if batch[1].dtype != torch.int64: raise UserError(f'Micro-batch {n} has labels in {batch[1].dtype}: give int64, which holds {IGNORE} too.')
         for what, t, like in zip(('tokens', 'labels', 'seq_idx'), batch, micro_batches[0]):
             if t.shape != batch[0].shape: raise UserError(f'Micro-batch {n} has {what} {tuple(t.shape)} for tokens {tuple(batch[0].shape)}: give the same shape.')
             if t.dtype != like.dtype or t.device != like.device:
@@ -244,6 +249,7 @@ class Ordinary:
     @torch.no_grad()
     def evaluate(self, tokens, labels, seq_idx)->Tensor: # () nats, summed
         "The loss, no gradients, no noise"
+        _check_labels(labels, self.model)
         with _quiet(self.model), autocast(self.device, self.precision): return token_loss(self.model, self.model.hidden(tokens, seq_idx), labels)
 
 # %% ../nbs/61_layer_major.ipynb #d103e9e5
@@ -475,6 +481,7 @@ class LayerMajor:
     @torch.no_grad()
     def evaluate(self, tokens, labels, seq_idx)->Tensor: # () nats, summed
         "The loss, no gradients, no noise"
+        _check_labels(labels, self.model)
         x, names = None, list(self.units)
         for name, following in zip(names, names[1:] + [None]):
             with _quiet(self.model), self._at_work(name, following), autocast(self.device, self.precision):
@@ -506,5 +513,7 @@ def make_engine(
     device:torch.device|None=None, # where to compute; None: where the weights are
 ): # `Ordinary` or `LayerMajor`
     "The engine that a configuration asks for"
+    for m in model.modules():
+        if isinstance(m, BitLinear): m.int8_backward = train.int8_backward                # before the engine looks who draws
     if train.engine == 'ordinary': return Ordinary(model, optimizer, train.clip, train.clip_by, train.precision, train.seed, done)
     return LayerMajor(model, optimizer, train.clip, train.precision, train.residuals, train.weights_on, train.states_on, train.seed, done, device)

@@ -72,12 +72,14 @@ def load_run(
     "Everything needed to use a trained model; raises `UserError` for a folder that is not a run, or whose parts do not match"
     run = Path(run)
     if not (run/'config.json').exists(): raise UserError(f'There is no run in {run}: train one with `elleci_train --out {run}`.')
-    config = config_from_json((run/'config.json').read_text(encoding='utf-8'))
+    config = config_from_json((run/'config.json').read_text(encoding='utf-8', errors='replace'))
     tok = load_tokenizer(run/'tokenizer.json', config.model.vocab_size)
     packed, device = 'packed' in checkpoint_text(run/MODEL), pick_device(device)
     if packed: model = pack_model(make_model(config.model, config.train, 'meta')).to_empty(device=device)
     else: model = make_model(config.model, config.train).to(device)
     load_weights(run, model)
+    if packed and any((m.packed & m.packed >> 1 & 0x55).any() or not m.scale.isfinite() for m in model.modules() if isinstance(m, PackedLinear)):
+        raise UserError(f'{run/MODEL} holds weights that are none of −1, 0, +1: restore it from a copy, or pack the run again.')
     return config, tok, model
 
 # %% ../nbs/75_generate.ipynb #81fb860e
@@ -92,7 +94,10 @@ def elleci_pack(
     if 'packed' in said: raise UserError(f'{run} is packed already: use it as it is.')
     config, tok, model = load_run(run, 'cpu')
     if not config.model.ternary: raise UserError(f'The layers of {run} are not ternary: there is nothing to pack, use it as it is.')
-    before, numbers = (Path(run)/MODEL).stat().st_size, sum(m.packed.numel()*4 for m in pack_model(model).modules() if isinstance(m, PackedLinear))
+    if (to/'config.json').exists() and (to/'config.json').read_bytes() != config_to_json(config).encode(): raise UserError(f'{to} belongs to another run: give another --out.')
+    small = [m for m in pack_model(model).modules() if isinstance(m, PackedLinear)]
+    if not all(m.scale.isfinite() for m in small): raise UserError(f'{run} has weights that are not finite: go back to a checkpoint before they were, and pack that.')
+    before, numbers = (Path(run)/MODEL).stat().st_size, sum(m.packed.numel()*4 for m in small)
     to.mkdir(parents=True, exist_ok=True)
     atomic_write(to/'config.json', config_to_json(config)); save_tokenizer(tok, to/'tokenizer.json')
     save_weights(to, model, packed='2 bits', **said)

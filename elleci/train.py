@@ -24,7 +24,7 @@ from .schedules import lr_factor
 from .account import Account, account, alternatives, measured_peak, settings
 from .data.tokenizer import load_tokenizer, save_tokenizer
 from .data.packing import corpus_tokenizer, pack, read_documents, split_documents
-from .checkpoint import STATE, checkpoint_text, load_checkpoint, save_checkpoint, saved_step
+from .checkpoint import MODEL, STATE, checkpoint_text, load_checkpoint, save_checkpoint, saved_step
 from .generate import generate, load_run
 
 # %% ../nbs/76_train.ipynb #c8b947ee
@@ -160,12 +160,12 @@ FREE = ('steps', 'save_every', 'checkpointing', 'residuals', 'weights_on', 'stat
 def _begin(run, preset, changes, resume):
     "The configuration of a new run, or of the one to go on with; `changes` are the settings that were given"
     path = run/'config.json'
-    if not resume and saved_step(run): raise UserError(f'{run} already holds a model at step {saved_step(run)}: add --resume to go on, or give another --out.')
+    if not resume and (saved_step(run) or (run/MODEL).exists()): raise UserError(f'{run} already holds a model at step {saved_step(run)}: add --resume to go on, or give another --out.')
     if not (resume and path.exists()): return preset_config(preset or 'elleci-tiny', **changes)
-    config = config_from_json(path.read_text(encoding='utf-8'))
+    config = config_from_json(path.read_text(encoding='utf-8', errors='replace'))
     fixed = {'preset': (preset, config.preset), **{k: (v, getattr(config.train, k)) for k, v in changes.items() if k not in FREE}}
     for name, (given, own) in fixed.items():
-        flag = dict(batch_size='batch', seq_len='seq').get(name, name)
+        flag = dict(batch_size='batch', seq_len='seq').get(name, name.replace('_', '-'))
         if given not in (None, own): raise UserError(f'{run} was begun with --{flag} {own}, not {given}: leave it out, or give another --out.')
     return dataclasses.replace(config, train=dataclasses.replace(config.train, **changes))
 

@@ -20,7 +20,7 @@ from ..kernels.bitnet import bit_linear, packed_matvec, quantize, ternarize_int8
 # %% ../../nbs/42_ffn.ipynb #837ebfb0
 class BitLinear(nn.Module):
     "Linear layer with ternary weights and int8 activations (BitNet b1.58, Ma et al. 2024), trained straight-through"
-    takes_norm, keeps, once, ternary = True, ('ternary',), False, None       # what `ternary_once` lets it keep between uses
+    takes_norm, keeps, once, ternary = True, ('ternary',), 0, None       # what `ternary_once` lets it keep between uses
     int8_backward = False                                  # round gradients to int8 at random, see `TrainConfig`
     noisy = property(lambda self: self.int8_backward)      # the engine seeds what draws
     def __init__(self,
@@ -45,28 +45,31 @@ class BitLinear(nn.Module):
         norm:nn.Module|None=None, # an `RMSNorm` in front, taken in the same pass over x
     )->Tensor: # (…, d_out), the dtype that `F.linear` would give
         "x̂ @ Ŵ.T, the integer part exact"
-        seed = int(torch.randint(2**31, (), device='cpu')) if self.int8_backward else 0
+        seed = int(torch.randint(2**31, (), device='cpu')) if self.int8_backward and self.training else 0
         return bit_linear(x, self.weight, None if norm is None else norm.weight, ternary=self._rounded(),
                           backward='int8' if self.int8_backward else 'bf16', seed=seed)
 
     def _rounded(self):
         "Ternary weights and their scale, made at first use within `ternary_once`; else None"
         if not self.once: return None
-        if self.ternary is None or self.ternary[0] != self.weight._version:
-            with within(None, 'weights'): self.ternary = self.weight._version, *ternarize_int8(self.weight.detach())
-        return self.ternary[1:]
+        w, kept = self.weight, self.ternary
+        state = w.data_ptr(), None if w.is_inference() else w._version
+        if kept is None or kept[0] != state:
+            with within(None, 'weights'): kept = self.ternary = state, *ternarize_int8(w.detach())
+        return kept[1:]
 
 # %% ../../nbs/42_ffn.ipynb #8fe2fdcb
 @contextlib.contextmanager
 def ternary_once(
     *modules:nn.Module, # whose ternary layers are meant; others pass
 ): # a context manager
-    "Within it ternary layers round their weights at first use and keep the result, one byte a weight"
-    layers = [m for module in modules for m in module.modules() if isinstance(m, BitLinear) and not m.once]
-    for m in layers: m.once = True
+    "Within it, forward and backward, ternary layers round their weights at first use and keep the result, one byte a weight; an optimizer's step belongs outside"
+    layers = [m for module in modules for m in module.modules() if isinstance(m, BitLinear)]
+    def count(by):
+        for m in layers: m.once, m.ternary = m.once + by, None
+    count(1)
     try: yield
-    finally:
-        for m in layers: m.once, m.ternary = False, None
+    finally: count(-1)
 
 # %% ../../nbs/42_ffn.ipynb #e8bbb6aa
 def linear_class(
@@ -95,6 +98,7 @@ class PackedLinear(KeepsFp32):
         x:Tensor, # (…, d_in) any float dtype
     )->Tensor: # (…, d_out), the dtype that `F.linear` would give
         "As `BitLinear.forward` would, to the bit"
+        if x.requires_grad and torch.is_grad_enabled(): raise UserError('A packed layer has no weights to train: use it under torch.no_grad(), or train the run that it was packed from.')
         return packed_matvec(*quantize(x), self.packed, self.scale, linear_dtype(x))
 
 # %% ../../nbs/42_ffn.ipynb #4fe707a7
@@ -102,16 +106,17 @@ class PackedLinear(KeepsFp32):
 def pack_model(
     model:nn.Module, # changed in place; on meta for shapes alone
 )->nn.Module: # the same
-    "Put a `PackedLinear` in the place of every `BitLinear`"
+    "Put a `PackedLinear` in the place of every `BitLinear`; nothing of it is trained any more"
+    if isinstance(model, BitLinear): raise UserError('A layer cannot take its own place: give pack_model the module that holds it.')
     for parent in list(model.modules()):
-        for name, m in parent.named_children():
+        for name, m in list(parent._modules.items()):
             if not isinstance(m, BitLinear): continue
             with m.weight.device: new = PackedLinear(*m.weight.shape[::-1])
             if not m.weight.is_meta:
                 w_int, scale = ternarize_int8(m.weight)
-                new.packed.copy_(pack_ternary(w_int)); new.scale.copy_(scale)
+                new.packed.copy_(pack_ternary(w_int)); new.scale.data = scale
             setattr(parent, name, new)
-    return model
+    return model.requires_grad_(False)
 
 # %% ../../nbs/42_ffn.ipynb #721dcc01
 class SwiGLU(nn.Module):

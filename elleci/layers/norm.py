@@ -50,6 +50,7 @@ def project(
     *linears:nn.Module, # layers that read the same; those that say `takes_norm` are called as linear(x, norm)
 )->list: # linear(norm(x)) of each
     "Linear layers behind a norm"
-    if norm is not None and all(getattr(l, 'takes_norm', False) for l in linears): return [l(x, norm) for l in linears]
+    plain = type(norm) is RMSNorm and not (norm._forward_hooks or norm._forward_pre_hooks)        # another norm, or a watched one, is called
+    if plain and all(getattr(l, 'takes_norm', False) for l in linears): return [l(x, norm) for l in linears]
     x = x if norm is None else norm(x)
     return [l(x) for l in linears]
