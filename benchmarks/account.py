@@ -59,8 +59,8 @@ def step_of(layers, *shape, T=2048):
 
 @uncollected()
 def transformer(layers, *shape):
-    "Peak and reserved bytes of a Transformer with `layers` layers, three of them run"
-    trace = compose(dry_run(*step_of(3, *shape)), 1, layers - 3, blocks='layers')
+    "Peak and reserved bytes of a Transformer with `layers` layers, six of them run"
+    trace = compose(dry_run(*step_of(6, *shape)), 1, layers - 6, blocks='layers')
     return trace.peak, replay(trace.replay_events()).peak_reserved
 
 def elleci():
@@ -73,7 +73,7 @@ SUBJECTS = {'elleci-1b5': (elleci, ()), '8B-shaped Transformer': (transformer, (
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument('--repeats', type=int, default=7); a = p.parse_args()
-    transformer(4, 64, 2, 1, 128, 256)                                   # imports that torch does at first use
+    transformer(8, 64, 2, 1, 128, 256)                                   # imports that torch does at first use
     account(preset('elleci-tiny').model, preset('elleci-tiny').train)
     rows = {name: dict(seconds=[]) for name in SUBJECTS}
     for _ in range(a.repeats):
