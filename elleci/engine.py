@@ -156,7 +156,7 @@ class Noise:
         seed:int, # of the run
     ):
         self.seed, self.at, noisy = seed, (0, 0), [(name, m) for name, modules in units(model).items() for m in modules if _draws(m)]
-        if any(name == 'head' for name, _ in noisy): raise UserError('The norm or the head draws random numbers: the loss is computed once, outside of what is computed again: put the noise into a block.')
+        if any(name == 'head' for name, _ in noisy): raise UserError('The norm or the head draws random numbers: the loss takes the head\'s matrix and asks nobody; put the noise into a block.')
         for name, m in noisy: m.register_forward_pre_hook(lambda *_, name=name: self._seed(name))
 
     def _seed(self, name): torch.manual_seed(self.key(name))                    # and gives nothing, which leaves the input alone
@@ -422,7 +422,7 @@ class LayerMajor:
     def _loss(self, h, labels, counted):
         "The loss of a micro-batch; the head's gradients and that of `h` are added to theirs"
         with autocast(self.device, self.precision), collect_aux() as said: loss = token_loss(self.model, h, labels)/counted
-        if said: raise UserError('The norm or the head adds to the loss: the loss is computed outside of any block: put what it adds into one.')
+        if said: raise UserError('The norm or the head adds to the loss: only what blocks add is weighted and reported; put it into a block.')
         loss.backward()
         return loss.detach()
 

@@ -117,7 +117,7 @@ def measured_machine(
     rate = {}
     for dtype in (torch.bfloat16, torch.float32, torch.int8):
         a = torch.ones(n, n, device=device, dtype=dtype)
-        rate[dtype] = 2*n**3/_fastest(lambda: torch._int_mm(a, a) if dtype == torch.int8 else a @ a, device)
+        rate[dtype] = 2*n**3/_fastest(lambda: torch._int_mm(a, a.T) if dtype == torch.int8 else a @ a, device)
     slow, fast = (_link(device, nbytes, pinned) for pinned in (False, True))
     link_in, link_out = slow if fast[0] is None else fast
     return Machine(name, *rate.values(), 1e9*bandwidth(device, nbytes), link_in, link_out,
