@@ -109,6 +109,9 @@ def _host(
     return out | {PASSING[1]: max(last('weights'), last('optimizer')), 'batches': t.accumulate*3*8*t.batch_size*t.seq_len}
 
 # %% ../nbs/64_account.ipynb #a8282586
+SPARE = GiB # left free where a choice is made for the user: for the context and workspaces, which only the machine knows
+
+# %% ../nbs/64_account.ipynb #156c2293
 def resolve(
     config:Config,
     limit:int|None=None, # bytes of the card; None where unknown
@@ -119,7 +122,7 @@ def resolve(
     place = lambda where: replace(config, train=replace(config.train, residuals=where))
     if target == 'cpu': return place('device')
     near = place('device')
-    return near if limit and account(near.model, near.train).fits(limit) else place('pinned')
+    return near if limit and account(near.model, near.train).fits(limit - SPARE) else place('pinned')
 
 # %% ../nbs/64_account.ipynb #caa3c9ac
 @uncollected()
