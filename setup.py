@@ -7,7 +7,7 @@ ini = ConfigParser(delimiters=['='])
 ini.read(Path(__file__).parent/'settings.ini', encoding='utf-8')
 cfg = ini['DEFAULT']
 extras = {k: cfg[f'{k}_requirements'].split() for k in ('notebook', 'gpu', 'data', 'dev')}
-extras['dev'] += extras['notebook']
+extras['dev'] += extras['notebook'] + extras['data']
 
 setup(
     name=cfg['lib_name'], version=cfg['version'], description=cfg['description'], keywords=cfg['keywords'],

@@ -2,12 +2,13 @@
 
     python benchmarks/d_state.py [--steps N] [--seeds N]
 """
-import argparse, dataclasses, datetime, json
+import argparse, dataclasses, datetime, json, tempfile
 import torch
 from elleci.config import preset
 from elleci.core import atomic_write, seed_everything
 from elleci.engine import make_engine
-from elleci.data.packing import corpus_tokenizer, pack, read_documents, split_documents
+from elleci.data.mixing import loader, open_data
+from elleci.data.sources import learn_tokenizer
 from elleci.model import Elleci
 from elleci.optim import make_optimizer
 from elleci.train import fit, validate
@@ -19,7 +20,7 @@ def train(N, seed, steps, data, val):
     seed_everything(seed)
     model = Elleci(dataclasses.replace(config.model, d_state=N))
     engine = make_engine(model, make_optimizer(model, config.train), config.train)
-    fit(engine, data, val, config.train, lambda **e: rows.append(e), lambda i: None)
+    fit(engine, loader(data, config.train), val, config.train, lambda **e: rows.append(e), lambda i, place: None)
     seconds = sorted(r['seconds'] for r in rows if 'loss' in r)
     return dict(d_state=N, seed=seed, seconds_per_step=round(seconds[len(seconds)//2], 4), **validate(engine, val, 4, 10**6))
 
@@ -27,13 +28,11 @@ def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument('--steps', type=int, default=200); p.add_argument('--seeds', type=int, default=2)
     a, c = p.parse_args(), preset('elleci-tiny')
-    train_docs, val_docs = split_documents(read_documents())
-    tok = corpus_tokenizer(train_docs, c.model.vocab_size)
-    val = {s: pack(tok, [d for d in val_docs if d.source == s], c.train.seq_len) for s in dict.fromkeys(d.source for d in val_docs)}
+    tok, folder = learn_tokenizer(c.train.data, c.model.vocab_size), tempfile.mkdtemp()
     result = dict(preset='elleci-tiny', steps=a.steps, hardware=hardware(), torch=torch.__version__, commit=commit(),
                   date=datetime.datetime.now(datetime.timezone.utc).strftime('%Y-%m-%d %H:%M UTC'), runs=[])
     for seed in range(a.seeds):
-        data = pack(tok, train_docs, c.train.seq_len, c.train.mix, seed)
+        data, val = open_data(dataclasses.replace(c.train, steps=a.steps, seed=seed), tok, folder)
         for N in (4, 16, 64): result['runs'].append(train(N, seed, a.steps, data, val)); print(result['runs'][-1], flush=True)
     path = ROOT/'data'/'results'/f"d_state-{result['commit']}.json"
     atomic_write(path, json.dumps(result, indent=1) + '\n')

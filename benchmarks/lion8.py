@@ -2,11 +2,12 @@
 
     python benchmarks/lion8.py [--steps N] [--seeds N] [--lr X] [--dry]
 """
-import argparse, dataclasses, datetime, json, time
+import argparse, dataclasses, datetime, json, tempfile, time
 import torch
 from elleci.config import preset
 from elleci.core import atomic_write, pick_device, seed_everything
-from elleci.data.packing import corpus_tokenizer, pack, read_documents, split_documents
+from elleci.data.mixing import loader, open_data
+from elleci.data.sources import learn_tokenizer
 from elleci.engine import Ordinary
 from elleci.kernels.lion8 import lion8_step
 from elleci.model import Elleci
@@ -40,13 +41,12 @@ def build(name, config, device):
 def train(name, config, data, val, device):
     "One training: the mean loss of each 20 steps, and the validation losses at the end"
     engine, t, losses, began = build(name, config, device), config.train, [], time.perf_counter()
-    for i in range(1, t.steps + 1):
+    for i, (micro, *_) in enumerate(loader(data, t), 1):
         for group in engine.optimizer.param_groups: group['lr'] = t.lr*lr_factor(t, i)
-        micro = [[x.to(device) for x in data.batch((i - 1)*t.accumulate + m, t.batch_size)] for m in range(t.accumulate)]
-        losses.append(engine.step(micro)['loss'])
+        losses.append(engine.step([[x.to(device) for x in m] for m in micro])['loss'])
     curve = [[min(i + EVERY, len(losses)), sum(losses[i:i + EVERY])/len(losses[i:i + EVERY])] for i in range(0, len(losses), EVERY)]
     return dict(variant=name, seed=t.seed, seconds=round(time.perf_counter() - began, 1), curve=[[i, round(l, 5)] for i, l in curve],
-                **validate(engine, val, t.batch_size, 10**6))
+                **validate(engine, val, t.batch_size, 1 if t.steps <= EVERY + 1 else 10**6))
 
 def main():
     p, tiny = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter), preset('elleci-tiny')
@@ -56,14 +56,12 @@ def main():
     a = p.parse_args()
     if a.dry: a.steps, a.seeds = 2, 1
     device = pick_device()
-    train_docs, val_docs = split_documents(read_documents())
-    tok = corpus_tokenizer(train_docs, tiny.model.vocab_size)
-    val = {s: pack(tok, [d for d in val_docs if d.source == s][:1 if a.dry else None], tiny.train.seq_len) for s in dict.fromkeys(d.source for d in val_docs)}
+    tok, folder = learn_tokenizer(tiny.train.data, tiny.model.vocab_size), tempfile.mkdtemp()
     result = dict(preset='elleci-tiny', steps=a.steps, lr=a.lr, hardware=hardware(), torch=torch.__version__, commit=commit(),
                   date=datetime.datetime.now(datetime.timezone.utc).strftime('%Y-%m-%d %H:%M UTC'), runs=[])
     for seed in range(a.seeds):
         config = preset('elleci-tiny', steps=a.steps, seed=seed, lr=a.lr)
-        data = pack(tok, train_docs, config.train.seq_len, config.train.mix, seed)
+        data, val = open_data(config.train, tok, folder)
         for name in VARIANTS:
             result['runs'].append(r := train(name, config, data, val, device))
             print(f"seed {seed}, {name}: loss {r['curve'][-1][1]:.4f}, val_loss {r['val_loss']:.4f}, {r['seconds']} s", flush=True)

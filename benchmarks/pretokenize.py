@@ -1,27 +1,28 @@
 """Pre-tokenise synthesised text and read it back: data/results/pretokenize-<commit>.json.
 
-    python benchmarks/pretokenize.py [--megabytes N] [--workers N] [--repeats N] [--dry]
+    python benchmarks/pretokenize.py [--megabytes N] [--workers N] [--repeats N] [--dry] [--out FOLDER]
 
 The text is the embedded corpus' documents, drawn anew with shuffled paragraphs, as JSONL. A process of its own runs `elleci_pretokenize`'s function;
 from /proc come its peak memory and its workers' (resident, and proportional: a page shared by n processes counts 1/n to each), and from the
-kernel's accounts the CPU time of both. Targets: at most 300 MiB in all, two cores at 90 % or more, at least 20 million tokens/s read from a warm map.
+kernel's accounts the CPU time of both. What the checksum of a shard costs, once per process and shard, is measured beside it. Targets: at most 300 MiB in all, two cores at 90 % or more, at least 20 million tokens/s read from a warm map.
 A share below the target with the machine idle at 0 % says that others were using it. --dry: 4 MB, one repeat, nothing written.
 """
-import argparse, datetime, json, os, platform, random, statistics, subprocess, sys, tempfile, time
+import argparse, datetime, json, os, platform, random, statistics, subprocess, sys, tempfile, time, zlib
 from pathlib import Path
 import numpy as np
 from elleci.core import MiB, atomic_write
-from elleci.data.packing import corpus_tokenizer, read_documents, split_documents
-from elleci.data.shards import Position, Shards, read_document, read_range, read_tokens, verify
+from elleci.data.shards import Shards, read_document, read_range, verify
+from elleci.data.sources import documents, learn_tokenizer
 from elleci.data.tokenizer import save_tokenizer
 from tiny import ROOT, commit, hardware
 
 CHILD = """import os, sys, time
-from elleci.data.shards import pretokenize, read_texts
+from elleci.data.shards import pretokenize
+from elleci.data.sources import documents
 from elleci.data.tokenizer import load_tokenizer
 tok = load_tokenizer(sys.argv[3])
 began, before = time.perf_counter(), sum(os.times()[:4])                # of this process and of the children it has waited for
-pretokenize(read_texts(sys.argv[1]), sys.argv[2], tok, workers=int(sys.argv[4]))
+pretokenize(documents('text', sys.argv[1]), sys.argv[2], tok, workers=int(sys.argv[4]))
 print(time.perf_counter() - began, sum(os.times()[:4]) - before)"""
 
 def synthesise(docs, path, size, seed=0):
@@ -78,28 +79,43 @@ def speed(f, n, repeats):
         began = time.perf_counter(); f(); seconds.append(time.perf_counter() - began)
     return round(n/statistics.median(seconds[1:]))
 
+def shuffled(shards, some, seed=0):
+    "At least `some` tokens: the documents of one shard after the other in random order, each copied out of the map"
+    rng, done = np.random.default_rng(seed), 0
+    for k in rng.permutation(len(shards.shards)):
+        tokens, lengths = shards.map(k), shards.lengths(k)
+        starts = np.cumsum(lengths) - lengths
+        for i in rng.permutation(len(lengths)):
+            done += len(np.array(tokens[starts[i]:starts[i] + lengths[i]]))
+            if done >= some: return
+
 def read(out, repeats, T=2**16):
-    "Tokens per second of each way to read, from a warm map"
+    "Tokens per second of each way to read, from a warm map; and what checking costs"
     shards = Shards(out)
     n, some = shards.tokens, min(shards.tokens, 2**22)
     verifying = -time.perf_counter() + (verify(shards), time.perf_counter())[1]
+    maps = [shards.map(k) for k in range(min(len(shards.shards), shards.cache))]
+    held = sum(len(m) for m in maps)
     return dict(ranges=speed(lambda: [read_range(shards, i, min(n, i + T)) for i in range(0, n, T)], n, repeats),
-                rows_of_2048_shuffled=speed(lambda: [read_tokens(shards, Position(0, 0, i), 2048) for i in range(0, some - 2048, 2048)], some, repeats),
+                documents_shuffled=speed(lambda: shuffled(shards, some), some, repeats),
                 documents=speed(lambda: [read_document(shards, i) for i in range(200)], sum(len(read_document(shards, i)[2]) for i in range(200)), repeats),
+                checksum_mb_per_s=round(speed(lambda: [zlib.crc32(m) for m in maps], held*shards.dtype.itemsize, repeats)/1e6),
                 verify_mb_per_s=round(n*shards.dtype.itemsize/1e6/verifying)), dict(tokens=n, documents=shards.documents, shards=len(shards.shards))
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument('--megabytes', type=int, default=100); p.add_argument('--workers', type=int, default=os.cpu_count())
     p.add_argument('--repeats', type=int, default=3); p.add_argument('--dry', action='store_true')
+    p.add_argument('--out', type=Path, default=ROOT/'data'/'results', help='folder for the result')
     a = p.parse_args()
     size, repeats = (4*10**6, 1) if a.dry else (a.megabytes*10**6, a.repeats)
-    docs = split_documents(read_documents())[0]
+    data = tuple((part, f'embedded:{part}') for part in ('english', 'italian'))
+    docs = [d for name, spec in data for d in documents(name, spec)]
     result = dict(hardware=hardware(), python=platform.python_version(), numpy=np.__version__, commit=commit(), workers=a.workers, vocab_size=8192,
                   date=datetime.datetime.now(datetime.timezone.utc).strftime('%Y-%m-%d %H:%M UTC'))
     with tempfile.TemporaryDirectory() as tmp:
         tmp = Path(tmp)
-        save_tokenizer(corpus_tokenizer(docs, result['vocab_size']), tmp/'tokenizer.json')
+        save_tokenizer(learn_tokenizer(data, result['vocab_size']), tmp/'tokenizer.json')
         text_bytes, runs = synthesise(docs, tmp/'text.jsonl', size), []
         for i in range(repeats):
             r = write(tmp/'text.jsonl', tmp/f'out{i}', tmp/'tokenizer.json', a.workers)
@@ -110,8 +126,8 @@ def main():
         result |= dict(text_bytes=text_bytes, size=size, runs=runs, read_tokens_per_s=reading)
     print(size, {k: f'{v:,}' for k, v in reading.items()})
     if a.dry: return
-    path = ROOT/'data'/'results'/f"pretokenize-{result['commit']}.json"
+    path = a.out/f"pretokenize-{result['commit']}.json"
     atomic_write(path, json.dumps(result, indent=1) + '\n')
-    print(f'written to {path.relative_to(ROOT)}')
+    print(f'written to {path}')
 
 if __name__ == '__main__': main()

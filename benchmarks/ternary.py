@@ -6,11 +6,12 @@ Both in precision 'bf16'. The rate that suits one need not suit the other: all s
 The ternary runs also record every 20 steps how the weights divide among −1, 0, +1, and how many changed their value in that step and since the last record.
 With --int8 the other question: ternary layers with gradients in bf16 and in int8, at the rate alone: data/results/int8_backward-<commit>.json.
 """
-import argparse, dataclasses, datetime, json, re, time
+import argparse, dataclasses, datetime, json, re, tempfile, time
 import torch
 from elleci.config import preset
 from elleci.core import atomic_write, pick_device, seed_everything
-from elleci.data.packing import corpus_tokenizer, pack, read_documents, split_documents
+from elleci.data.mixing import loader, open_data
+from elleci.data.sources import learn_tokenizer
 from elleci.engine import Ordinary
 from elleci.kernels.ternary import ternary_codes, ternary_flips, ternary_shares
 from elleci.layers.ffn import BitLinear
@@ -62,15 +63,14 @@ def train(name, config, data, val, device):
     health = Health(engine.model) if VARIANTS[name][0] else None
     if health: health.look(0)
     began = time.perf_counter()
-    for i in range(1, t.steps + 1):
+    for i, (micro, *_) in enumerate(loader(data, t), 1):
         for group in engine.optimizer.param_groups: group['lr'] = t.lr*lr_factor(t, i)
-        micro = [[x.to(device) for x in data.batch((i - 1)*t.accumulate + m, t.batch_size)] for m in range(t.accumulate)]
-        losses.append(engine.step(micro)['loss'])
+        losses.append(engine.step([[x.to(device) for x in m] for m in micro])['loss'])
         if health: health.look(i)
     seconds = time.perf_counter() - began
     curve = [[min(i + EVERY, len(losses)), sum(losses[i:i + EVERY])/len(losses[i:i + EVERY])] for i in range(0, len(losses), EVERY)]
     return dict(variant=name, seed=t.seed, lr=t.lr, seconds=round(seconds, 1), curve=[[i, round(l, 5)] for i, l in curve],
-                **validate(engine, val, t.batch_size, 10**6), **(dict(layers=list(health.weights), health=health.rows) if health else {}))
+                **validate(engine, val, t.batch_size, 1 if t.steps <= EVERY + 1 else 10**6), **(dict(layers=list(health.weights), health=health.rows) if health else {}))
 
 def write(result, path):
     "One line to a list of numbers or names"
@@ -87,9 +87,7 @@ def main():
     a = p.parse_args()
     if a.dry: a.steps, a.seeds = EVERY + 1, 1
     device = pick_device()
-    train_docs, val_docs = split_documents(read_documents())
-    tok = corpus_tokenizer(train_docs, tiny.model.vocab_size)
-    val = {s: pack(tok, [d for d in val_docs if d.source == s][:1 if a.dry else None], tiny.train.seq_len) for s in dict.fromkeys(d.source for d in val_docs)}
+    tok, folder = learn_tokenizer(tiny.train.data, tiny.model.vocab_size), tempfile.mkdtemp()
     result = dict(preset='elleci-tiny', precision='bf16', steps=a.steps, tokens_per_step=tiny.train.tokens_per_step, lr=a.lr, hardware=hardware(),
                   torch=torch.__version__, commit=a.commit or commit(),
                   date=datetime.datetime.now(datetime.timezone.utc).strftime('%Y-%m-%d %H:%M UTC'), runs=[])
@@ -97,7 +95,7 @@ def main():
     pairs = [(seed, 1.) for seed in range(a.seeds)] + ([] if a.dry or a.int8 else [(seed, .5) for seed in range(a.seeds)] + [(0, .25), (0, 2.)])
     for seed, factor, name in [(*pair, name) for pair in pairs for name in VARIANTS if name != ('bf16' if a.int8 else 'ternary, int8 backward')]:
         config = preset('elleci-tiny', steps=a.steps, seed=seed, lr=a.lr*factor, precision='bf16')
-        r = train(name, config, pack(tok, train_docs, config.train.seq_len, config.train.mix, seed), val, device)
+        r = train(name, config, *open_data(config.train, tok, folder), device)
         result['runs'].append(r)
         print(f"seed {seed}, {name}, lr {r['lr']:g}: loss {r['curve'][-1][1]:.4f}, val_loss {r['val_loss']:.4f}, {r['seconds']} s"
               + (f", flips {r['health'][-1]['flips']:.2%} a step" if 'health' in r else ''), flush=True)

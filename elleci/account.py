@@ -100,13 +100,14 @@ def _host(
     trace:Trace,
 )->dict: # what: bytes
     "RAM beside the card: what the engine keeps there, the model before it moves, what a checkpoint file passes through, the batches"
-    if target == 'cpu': return {}
     t, there = config.train, trace.host_breakdown()
+    averaged = {'averaged weights, later': 4*sum(parameter_counts(config.model).values())} if t.average < 1 else {}
+    if target == 'cpu': return averaged
     last = lambda category: sum(a.nbytes for a in trace.allocations if a.category == category and a.died is None and not a.host)
     said = {'weights': 'weights', 'optimizer': 'optimizer states', 'activations': "the layers' inputs"}
     out = {said[c]: n*t.accumulate//_needed(t, target) if c == 'activations' else n for c, n in there.items() if n}
     if t.weights_on == 'device': out[PASSING[0]] = last('weights')
-    return out | {PASSING[1]: max(last('weights'), last('optimizer')), 'batches': t.accumulate*3*8*t.batch_size*t.seq_len}
+    return out | averaged | {PASSING[1]: max(last('weights'), last('optimizer')), 'batches': t.accumulate*3*8*t.batch_size*t.seq_len}
 
 # %% ../nbs/64_account.ipynb #a8282586
 SPARE = GiB # left free where a choice is made for the user: for the context and workspaces, which only the machine knows

@@ -6,10 +6,10 @@
 __all__ = ['KiB', 'MiB', 'GiB', 'META_ACTS_AS', 'fmt_bytes', 'fmt_count', 'UserError', 'optional', 'require', 'pick_device',
            'compute_dtype', 'autocast_device', 'linear_dtype', 'full_precision', 'acts_as', 'seed_everything',
            'assert_close', 'document_runs', 'aux_loss', 'collect_aux', 'memory_in_use', 'memory_free', 'replace_file',
-           'atomic_write', 'run_command', 'figure']
+           'atomic_write', 'run_command', 'figure', 'light']
 
 # %% ../nbs/00_core.ipynb #0b6d038c
-import contextlib, contextvars, importlib, inspect, os, random, re, sys, typing
+import contextlib, contextvars, importlib, inspect, io, os, random, re, sys, typing
 from pathlib import Path
 import numpy as np
 import torch
@@ -258,3 +258,11 @@ def figure(
     ax.grid(alpha=.25)
     if limit is not None: ax.axhline(limit, color='crimson', lw=1, ls='--', label=limit_label)
     return ax
+
+# %% ../nbs/00_core.ipynb #332de90b
+def light(ax):
+    "Show the figure of a `figure` axis in 64 colours, and close it"
+    plt, display, drawn, small = require('matplotlib.pyplot', 'draw figures'), require('IPython.display', 'show figures'), io.BytesIO(), io.BytesIO()
+    ax.figure.savefig(drawn, dpi=80); plt.close(ax.figure)
+    require('PIL.Image', 'draw figures').open(drawn).convert('RGB').quantize(64).save(small, 'png', optimize=True)
+    display.display(display.Image(small.getvalue()))

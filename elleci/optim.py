@@ -15,17 +15,23 @@ from .layers.ffn import BitLinear
 from .kernels.lion8 import check_rates, fold, lion8_state, lion8_step
 
 # %% ../nbs/60_optimizers.ipynb #1373559c
+def _layer(name, last): # of a parameter: the embedding 0, the first block 1 …
+    part = name.split('.')
+    return int(part[1]) + 1 if part[0] == 'blocks' else 0 if part[0] == 'embedding' else last
+
+# %% ../nbs/60_optimizers.ipynb #5a5b6c65
 def param_groups(
     model:nn.Module,    # any module
     weight_decay:float, # for the weights of linear layers
-)->list[dict]: # two groups, with the parameters' names beside them
+    layers:int=0,       # its blocks, if each layer is to have groups of its own, which say `layer`: 0 the embedding … layers + 1 the head
+)->list[dict]: # two groups, or two of each layer, with the parameters' names beside them
     "Linear layers' weights decay; norms, biases, embeddings (a tied head too), filters, rates do not"
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     linear = {id(m.weight) for m in model.modules() if isinstance(m, (nn.Linear, BitLinear))} - embeddings
-    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    groups = [dict(weight_decay=wd, named=[(n, p) for n, p in named if (id(p) in linear) == decays])
-              for wd, decays in ((weight_decay, True), (0., False))]
-    return [dict(weight_decay=g['weight_decay'], params=[p for _, p in g['named']], names=[n for n, _ in g['named']]) for g in groups]
+    groups = {(layer, wd): [] for layer in range(layers + 2 if layers else 1) for wd in (weight_decay, 0.)}
+    for n, p in model.named_parameters():
+        if p.requires_grad: groups[_layer(n, layers + 1) if layers else 0, weight_decay if id(p) in linear else 0.].append((n, p))
+    return [dict(weight_decay=wd, layer=layer, params=[p for _, p in g], names=[n for n, _ in g]) for (layer, wd), g in groups.items() if g or not layers]
 
 # %% ../nbs/60_optimizers.ipynb #c7637faa
 BETAS = {'lion': (.9, .99), 'lion8': (.9, .99), 'adamw': (.9, .95)}   # Chen et al. 2023, §4; the usual choice for language models
@@ -78,7 +84,7 @@ def make_optimizer(
     train:TrainConfig, # its optimizer, lr, weight_decay
 )->torch.optim.Optimizer:
     "Lion (Chen et al. 2023, arXiv 2302.06675, alg. 2), ours in 8 bits, or AdamW, with `param_groups`; `UserError` where lion-pytorch is missing"
-    groups = param_groups(model, train.weight_decay)
+    groups = param_groups(model, train.weight_decay, len(model.blocks) if train.lerac else 0)
     if train.optimizer == 'lion8': cls = functools.partial(Lion8, seed=train.seed)
     elif train.optimizer == 'adamw': cls = torch.optim.AdamW
     else: cls = require('lion_pytorch', 'train with the Lion optimizer').Lion

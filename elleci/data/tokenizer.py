@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SPECIALS', 'PAD', 'BOS', 'EOT', 'IM_START', 'IM_END', 'ROLES', 'round_vocab', 'train_tokenizer', 'encode_text',
-           'decode', 'chatml', 'encode_chat', 'encode_document', 'save_tokenizer', 'load_tokenizer']
+           'decode', 'chatml', 'encode_chat', 'encode_document', 'save_tokenizer', 'load_tokenizer', 'bytes_per_token']
 
 # %% ../../nbs/70_tokenizer.ipynb #c85b2a9f
 import json, re
@@ -166,3 +166,17 @@ def load_tokenizer(
         raise UserError(f'The tokenizer {path} is damaged: restore it, or train it again on the same texts.') from None
     _check_tokenizer(tok, path, vocab_size)
     return tok
+
+# %% ../../nbs/70_tokenizer.ipynb #e0c02826
+def bytes_per_token(
+    tok,        # tokenizers.Tokenizer
+    texts:dict, # a name, such as a language's, to a text or an iterable of texts
+)->dict: # the name to UTF-8 bytes per token; the marks of documents and messages are not counted
+    "How much text a token carries, by language"
+    carried = {}
+    for name, own in texts.items():
+        n = size = 0
+        for text in [own] if isinstance(own, str) else own: n, size = n + len(encode_text(tok, text)), size + len(text.encode())
+        if not n: raise UserError(f'There is no text of {name}: give some, or leave it out.')
+        carried[name] = size/n
+    return carried

@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['triton', 'tl', 'jit', 'SHARED_LIMIT', 'interpreted', 'cdiv', 'next_power_of_2', 'pick_backend', 'correct_bf16',
-           'Compiled', 'CompileOnly', 'Report', 'compile_report', 'counts_flops']
+           'quicken', 'Compiled', 'CompileOnly', 'Report', 'compile_report', 'counts_flops']
 
 # %% ../../nbs/14_triton.ipynb #ca07c40e
 import functools, importlib, importlib.util, json, os, re, subprocess, sys, tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 import numpy as np
@@ -161,6 +162,46 @@ def correct_bf16():
 
 # %% ../../nbs/14_triton.ipynb #9b5ece9e
 if interpreted(): correct_bf16()
+
+# %% ../../nbs/14_triton.ipynb #5f46c7d4
+def _patches_once(
+    real, # the interpreter's _patch_lang(fn)
+):
+    "That function, which leaves `triton.language` alone where it is replaced already"
+    nothing = importlib.import_module('triton.runtime.interpreter')._LangPatchScope
+    @functools.wraps(real)
+    def patch(fn):
+        seen = [v for v in fn.__globals__.values() if v is tl or v is tl.core]
+        bare = not seen or any(map(tl.core.is_builtin, [tl.core.tensor.__add__, *(lang.load for lang in seen)]))
+        return real(fn) if bare else nothing()
+    return patch
+
+# %% ../../nbs/14_triton.ipynb #934a08a6
+def _remembers(
+    real, # the interpreter's _get_np_dtype(type)
+):
+    "That function, asked once for each type"
+    known = {}
+    @functools.wraps(real)
+    def dtype(t):
+        name = t.scalar.name
+        if name not in known: known[name] = real(t.scalar)
+        return known[name]
+    return dtype
+
+# %% ../../nbs/14_triton.ipynb #b4915691
+def quicken():
+    "Spare Triton's interpreter what changes no result; a second call changes nothing"
+    interpreter = importlib.import_module('triton.runtime.interpreter')
+    for name, wrap in (('_patch_lang', _patches_once), ('_get_np_dtype', _remembers)):
+        real = getattr(interpreter, name, None)
+        if real is not None and hasattr(interpreter, '_LangPatchScope') and not hasattr(real, '__wrapped__'): setattr(interpreter, name, wrap(real))
+    builder = getattr(interpreter, 'interpreter_builder', None)
+    options = getattr(builder, 'options', None)
+    if getattr(options, 'sanitize_overflow', False) and not options.debug: builder.options = replace(options, sanitize_overflow=False)
+
+# %% ../../nbs/14_triton.ipynb #be116483
+if interpreted(): quicken()
 
 # %% ../../nbs/14_triton.ipynb #98d115fa
 SHARED_LIMIT = {80: 163*1024, 86: 99*1024, 89: 99*1024, 90: 227*1024} # bytes a block may ask for, by compute capability
