@@ -270,7 +270,7 @@ def _reporter(run, steps, done):
         with open(run/'metrics.jsonl', 'a', encoding='utf-8') as f: f.write(json.dumps(event) + '\n')
         if 'news' in event: bar.write(f"step {event['step']}: {event['news']}")
         elif 'val_loss' in event: shown['val'] = f"{event['val_loss']:.3f}"; bar.write(f"step {event['step']}: val_loss {event['val_loss']:.3f}")
-        else: shown.update({'loss': f"{event['loss']:.3f}", 'tok/s': f"{event['tokens_per_s']:,.0f}", 'mem': fmt_bytes(event['memory_bytes'])})
+        elif 'loss' in event: shown.update({'loss': f"{event['loss']:.3f}", 'tok/s': f"{event['tokens_per_s']:,.0f}", 'mem': fmt_bytes(event['memory_bytes'])})
         bar.set_postfix(shown, refresh=False)
     def progress(steps):
         try:
