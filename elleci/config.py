@@ -7,7 +7,7 @@ __all__ = ['EMBEDDED', 'CHECKPOINTING', 'PRESETS', 'ModelConfig', 'TrainConfig',
            'preset']
 
 # %% ../nbs/01_config.ipynb #873be14b
-import dataclasses, json
+import dataclasses, json, re
 from dataclasses import dataclass
 from .core import UserError
 
@@ -151,6 +151,7 @@ def _check_data(t):
     "Refuse sources, mixtures and lengths that cannot be read so"
     named = lambda pairs, kind: isinstance(pairs, tuple) and len(pairs) > 0 and all(isinstance(p, tuple) and len(p) == 2 and isinstance(p[0], str) and isinstance(p[1], kind) for p in pairs)
     _check(named(t.data, str) and len(dict(t.data)) == len(t.data), f'data is {t.data!r}: give (name, where) pairs of text, each name once.')
+    for name, _ in t.data: _check(re.fullmatch(r'\w[\w.-]*', name), f'A source is called {name!r}: its tokens get a folder of that name, so use letters, digits, _ - and dots.')
     _check_phases('mix', t.mix, lambda shares: named(shares, (int, float)) and min(w for _, w in shares) >= 0 < sum(w for _, w in shares))
     for name in (s for _, shares in t.mix for s, _ in shares): _check(name in dict(t.data), f"mix names {name!r}, which is none of the sources {', '.join(dict(t.data))}: name one of them, or add it to data.")
     _check_phases('lengths', t.lengths, lambda d: isinstance(d, int) and d > 0)

@@ -20,7 +20,7 @@ from ..model import IGNORE
 from ..schedules import easy_first, rarity, step_shape
 from .tokenizer import PAD
 from .sources import HELD_OUT, documents, encode_documents, is_held, parse_spec
-from .shards import Shards, fingerprint, pretokenize, read_range
+from .shards import Shards, fingerprint, pretokenize, read_range, text_bytes
 
 # %% ../../nbs/73_mixing.ipynb #d13a3c30
 def best_fit(
@@ -362,8 +362,8 @@ def _stored(name, s, tok, folder, train):
     "Training and validation rows of a source that has an end"
     if s.kind == 'shards' or (folder/'index.json').exists(): shards = Shards(s.where if s.kind == 'shards' else folder, tok)
     else:
-        size = sum(p.stat().st_size for p in ([Path(s.where)] if Path(s.where).is_file() else Path(s.where).rglob('*')) if p.is_file()) if s.kind == 'path' else 0
-        shards = pretokenize(documents(name, s), folder, tok, 0 if size < SMALL and s.kind != 'hub' else None, progress=sys.stderr.isatty(), total=size or None)
+        size = text_bytes(s)
+        shards = pretokenize(documents(name, s), folder, tok, 0 if s.kind == 'embedded' or size and size < SMALL else None, progress=sys.stderr.isatty(), total=size)
     rows, parts = functools.partial(rows_of, shards, train.seq_len), range(len(shards.shards))
     if shards.documents == 1: return _cut_rows(shards, train, s.end)
     own, out = _sides([n for k in parts for n in shards.details(k)['names']])
