@@ -1,16 +1,19 @@
 "Every check of this repository, on the working tree as it is. The last line says `N passed, N failed`, and the exit code agrees."
-import ast, json, os, re, shutil, signal, subprocess, sys, tempfile, time
+import ast, json, multiprocessing, os, re, shutil, signal, subprocess, sys, tempfile, time
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import forkserver
 from pathlib import Path
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 NOTEBOOK_LIMIT = 150                                   # seconds for one notebook; a hang must not take the rest along
 WORKERS = max(1, min(2, os.cpu_count() or 1))          # each with one thread: two OpenMP teams on two cores spin against each other
 
+def environment(): return {**os.environ, 'PATH': f"{BIN}{os.pathsep}{os.environ['PATH']}", 'PYTHONDONTWRITEBYTECODE': '1'}
 def run(*cmd, cwd=ROOT, timeout=300, env=None):
     "Output of a command; raises with its last lines if it fails"
-    full = {**os.environ, 'PATH': f"{BIN}{os.pathsep}{os.environ['PATH']}", 'PYTHONDONTWRITEBYTECODE': '1', **(env or {})}
+    full = {**environment(), **(env or {})}
     p = subprocess.Popen([str(c) for c in cmd], cwd=cwd, env=full, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
     try: out, _ = p.communicate(timeout=timeout)
     except subprocess.TimeoutExpired: raise AssertionError(f'no end after {timeout} s')
@@ -24,15 +27,17 @@ def cells(path): return [(c['cell_type'], ''.join(c['source']), c.get('outputs',
 def python_of(source): return '\n'.join('' if re.match(r'\s*[%!]', l) else l for l in source.split('\n'))
 
 CACHE = {'TRITON_CACHE_DIR': str(ROOT/'.venv'/'triton')}     # what is compiled once is compiled: a minute for the first time, seconds later
-REPORT = 'import sys; from elleci.kernels.proof import compile_report, triton; print("no Triton" if triton is None else json.dumps([repr(r := compile_report(sys.argv[1:])), r]))'
+COMPILE = '''import json, sys
+from elleci.kernels.proof import Report, SHARED_LIMIT, _compile_all, triton
+for m in sys.argv[1:]: print('no Triton' if triton is None else json.dumps([m, repr(r := Report(_compile_all([m], SHARED_LIMIT))), r]))'''
 def check_kernels():
     "Every kernel compiles for sm_80, 86, 89 and 90; at the recipe's shapes none needs local memory"
     found = [p for p in sorted((ROOT/'elleci'/'kernels').glob('*.py')) if re.search(r'^def launches\(', p.read_text(encoding='utf-8'), re.M)]
     assert len(found) >= 2, found
-    for module in (f'elleci.kernels.{p.stem}' for p in found):
-        said = run(sys.executable, '-W', 'ignore', '-c', f'import json; {REPORT}', module, env={**CACHE, 'OMP_NUM_THREADS': '1'}).splitlines()[-1]
-        if said == 'no Triton': return print('     skipped: without Triton no kernel is compiled', flush=True)
-        table, rows = json.loads(said)                    # a row: launch, kernel, capability, registers, shared, stack, problem
+    env = {**CACHE, 'OMP_NUM_THREADS': '1', 'TRITON_INTERPRET': '0'}
+    said = run(sys.executable, '-W', 'ignore', '-c', COMPILE, *(f'elleci.kernels.{p.stem}' for p in found), env=env).splitlines()
+    if said[-1] == 'no Triton': return print('     skipped: without Triton no kernel is compiled', flush=True)
+    for module, table, rows in map(json.loads, said[-len(found):]):    # a row: launch, kernel, capability, registers, shared, stack, problem
         print(f'{module}\n{table}', flush=True)
         recipe = [r for r in rows if not module.endswith('.ssd') or 'N 16, bf16' in r[0]]    # the scan is compiled for wide states and fp32 too
         assert {r[2] for r in recipe} == {80, 86, 89, 90}, f'{module}: nothing at the shapes of the recipe'
@@ -146,9 +151,38 @@ def check_installed():
         run(sys.executable, '-c', code, Path(tmp)/'site', cwd=tmp, env={'PYTHONPATH': str(Path(tmp)/'site'), 'OMP_NUM_THREADS': '1'})
         assert (Path(tmp)/'run'/'model.safetensors').exists()
 
-def check_notebook(path):
+FORKS = multiprocessing.get_context('forkserver')
+def ready():
+    "Start a process that has imported what all notebooks import, and nothing of ours: each runs in a fork of it, which knows of no other"
+    FORKS.set_forkserver_preload(['nbdev.test', 'torch', 'torch._dynamo', 'triton', 'matplotlib.pyplot', 'tokenizers', 'safetensors.torch'])
     env = {'TRITON_INTERPRET': '1', 'OMP_NUM_THREADS': '1', 'MPLBACKEND': 'agg', **CACHE}
-    run('nbdev_test', '--path', path, '--n_workers', '1', timeout=NOTEBOOK_LIMIT*(10 if os.environ.get('ELLECI_LONG') else 1), env=env)
+    with mock.patch.dict(os.environ, {**environment(), **env}): forkserver.ensure_running()
+
+def in_fork(path, out, ended):
+    "What `nbdev_test` does with one notebook, in a process and a process group of its own"
+    os.setsid()
+    said = os.open(out, os.O_WRONLY | os.O_CREAT); os.dup2(said, 1); os.dup2(said, 2)
+    sys.path[:] = [p for p in sys.path if p != str(ROOT/'.ci')]
+    from nbdev.config import get_config
+    from nbdev.test import test_nb
+    os.chdir(ROOT)
+    ok, _ = test_nb(path, skip_flags=get_config().tst_flags.split(), basepath=ROOT)
+    ended.send(ok)
+
+def check_notebook(path):
+    limit = NOTEBOOK_LIMIT*(10 if os.environ.get('ELLECI_LONG') else 1)
+    with tempfile.TemporaryDirectory() as tmp:
+        end, ended = FORKS.Pipe(False)
+        p = FORKS.Process(target=in_fork, args=(path, out := Path(tmp)/'out', ended)); p.start(); ended.close()
+        try:
+            assert end.poll(limit), f'no end after {limit} s'
+            try: ok = end.recv()
+            except EOFError: ok = False                        # it died without a word
+            assert ok, '\n'.join(out.read_text(errors='replace').splitlines()[-40:]) or 'it died without a word'
+            p.join(10)
+        finally:
+            try: os.killpg(p.pid, signal.SIGKILL)              # with all that it has started
+            except ProcessLookupError: pass
 
 def attempt(name, check):
     began = time.time()
@@ -158,8 +192,10 @@ def attempt(name, check):
     return ok
 
 def main():
-    checks = [(c.__doc__, c) for n, c in globals().items() if n.startswith('check_') and c.__doc__]
-    checks += [(str(p.relative_to(ROOT)), lambda p=p: check_notebook(p)) for p in notebooks()]
+    ready()
+    checks = sorted(((c.__doc__, c) for n, c in globals().items() if n.startswith('check_') and c.__doc__), key=lambda c: c[1] is not check_kernels)
+    longest_first = sorted(notebooks(), key=lambda p: 'tests' in p.parts)[::-1]        # so that both workers end together
+    checks += [(str(p.relative_to(ROOT)), lambda p=p: check_notebook(p)) for p in longest_first]
     with ThreadPoolExecutor(WORKERS) as pool: results = list(pool.map(lambda c: attempt(*c), checks))
     print(f'{sum(results)} passed, {len(results) - sum(results)} failed')
     return 0 if all(results) else 1

@@ -11,6 +11,7 @@ import argparse, datetime, json, os, platform, random, statistics, subprocess, s
 from pathlib import Path
 import numpy as np
 from elleci.core import MiB, atomic_write
+from elleci.data.mixing import rows_of
 from elleci.data.shards import Shards, read_document, read_range, verify
 from elleci.data.sources import documents, learn_tokenizer
 from elleci.data.tokenizer import save_tokenizer
@@ -92,11 +93,12 @@ def shuffled(shards, some, seed=0):
 def read(out, repeats, T=2**16):
     "Tokens per second of each way to read, from a warm map; and what checking costs"
     shards = Shards(out)
-    n, some = shards.tokens, min(shards.tokens, 2**22)
+    n, some, rows = shards.tokens, min(shards.tokens, 2**22), rows_of(shards, 1024)
     verifying = -time.perf_counter() + (verify(shards), time.perf_counter())[1]
     maps = [shards.map(k) for k in range(min(len(shards.shards), shards.cache))]
     held = sum(len(m) for m in maps)
     return dict(ranges=speed(lambda: [read_range(shards, i, min(n, i + T)) for i in range(0, n, T)], n, repeats),
+                packed_rows_of_1024=speed(lambda: [rows.row(k) for k in range(some//1024)], some//1024*1024, repeats),
                 documents_shuffled=speed(lambda: shuffled(shards, some), some, repeats),
                 documents=speed(lambda: [read_document(shards, i) for i in range(200)], sum(len(read_document(shards, i)[2]) for i in range(200)), repeats),
                 checksum_mb_per_s=round(speed(lambda: [zlib.crc32(m) for m in maps], held*shards.dtype.itemsize, repeats)/1e6),

@@ -151,8 +151,8 @@ def _check_data(t):
     "Refuse sources, mixtures and lengths that cannot be read so"
     named = lambda pairs, kind: isinstance(pairs, tuple) and len(pairs) > 0 and all(isinstance(p, tuple) and len(p) == 2 and isinstance(p[0], str) and isinstance(p[1], kind) for p in pairs)
     _check(named(t.data, str) and len(dict(t.data)) == len(t.data), f'data is {t.data!r}: give (name, where) pairs of text, each name once.')
-    for name, _ in t.data: _check(re.fullmatch(r'\w[\w.-]*', name), f'A source is called {name!r}: its tokens get a folder of that name, so use letters, digits, _ - and dots.')
-    _check_phases('mix', t.mix, lambda shares: named(shares, (int, float)) and min(w for _, w in shares) >= 0 < sum(w for _, w in shares))
+    for name, _ in t.data: _check(re.fullmatch(r'\w[\w.-]{0,99}', name), f'A source is called {name!r}: its tokens get a folder of that name; begin with a letter or digit, go on with those, _ - and dots, 100 at most.')
+    _check_phases('mix', t.mix, lambda shares: named(shares, (int, float)) and all(0 <= w <= 10**9 for _, w in shares) and sum(w for _, w in shares) > 0)
     for name in (s for _, shares in t.mix for s, _ in shares): _check(name in dict(t.data), f"mix names {name!r}, which is none of the sources {', '.join(dict(t.data))}: name one of them, or add it to data.")
     _check_phases('lengths', t.lengths, lambda d: isinstance(d, int) and d > 0)
     for _, d in t.lengths: _check(t.seq_len % d == 0, f'lengths divides seq_len {t.seq_len} by {d}: give divisors, or another seq_len.')
@@ -165,6 +165,7 @@ def _check_train(t):
     for name in ('steps', 'seq_len', 'batch_size', 'accumulate'): _check(getattr(t, name) < 10**9, f'{name} is {getattr(t, name)}: give less than 10⁹.')
     for name in ('steps', 'seq_len', 'batch_size', 'accumulate', 'val_every', 'val_rows', 'save_every', 'lr', 'clip'):
         _check(getattr(t, name) > 0, f'{name} is {getattr(t, name)}: give a positive number.')
+    _check(t.lr < 1e3, f'lr is {t.lr}: give less than 1000.')
     for name, known in CHOICES.items():
         _check(getattr(t, name) in known, f"{name} is {getattr(t, name)!r}: use {', '.join(map(repr, known[:-1]))} or {known[-1]!r}.")
     _check(t.precision != 'bf16-weights' or t.optimizer == 'lion8', f"precision is 'bf16-weights' and optimizer {t.optimizer!r}: its small updates would be lost in rounding; use 'lion8'.")

@@ -238,7 +238,7 @@ def run_command(
     try: f(**args)
     except UserError as e: print(f'{f.__name__}: {e}', file=sys.stderr); return 2
     except OSError as e: print(f'{f.__name__}: {e}: check the path, its permissions and the room on the disk.', file=sys.stderr); return 2
-    except KeyboardInterrupt as e: print(f"{f.__name__}: {e or 'interrupted'}", file=sys.stderr); return 130
+    except KeyboardInterrupt as e: print(f"{f.__name__}: {str(e) or 'interrupted'}", file=sys.stderr); return 130
     return 0
 
 # %% ../nbs/00_core.ipynb #9ac03130

@@ -105,8 +105,14 @@ def fit(
     batches, losses, clock = iter(batches), list(losses), time.perf_counter
     def check(i): seen = validate(engine, val, train.batch_size, train.val_rows); losses.append(seen['val_loss']); log(step=i, **seen)
     if engine.done == 0: check(0)
+    i = saved = engine.done; place = None
     for i in progress(range(engine.done + 1, train.steps + 1)):
-        began, (micro, news, place) = clock(), next(batches)
+        began = clock()
+        try: micro, news, coming = next(batches)
+        except UserError:                                                  # the data ends here, and not the steps that were made
+            if saved < i - 1: save(i - 1, place)
+            raise
+        place = coming
         waited, lr = clock() - began, _rates(train, i, losses, engine.optimizer.param_groups)
         if average: engine.on_update = average.at(i)
         out = engine.step([[t.to(engine.device, non_blocking=True) for t in m] for m in micro])
@@ -115,7 +121,7 @@ def fit(
         for line in news: log(step=i, news=line)
         if i % train.val_every == 0 or i == train.steps: check(i)
         stop = stopped()                                                   # asked once, or what stops might not be saved
-        if i % train.save_every == 0 or i == train.steps or stop: save(i, place)
+        if i % train.save_every == 0 or i == train.steps or stop: save(i, place); saved = i
         if stop: break
     return i
 
@@ -128,9 +134,9 @@ def make_average(
     run:str|Path|None=None, # the folder to go on in
     done:int=0,   # steps of its checkpoint
 )->LazyAverage|None: # None where no average is asked for
-    "The average of a run, with what a checkpoint knows of it; begun anew where the run was lengthened"
-    begin = round(train.average*train.steps) + 1
+    "The average of a run, with what its checkpoint knows of it; begun anew where a longer run begins it later"
     if train.average == 1: return None
+    if (begin := round(train.average*train.steps) + 1) > train.steps: raise UserError(f'average {train.average:g} leaves no step of {train.steps} to average: lower it.')
     every = max(1, (train.steps - begin + 1)//AVERAGES)
     before = json.loads(checkpoint_text(Path(run)/STATE).get('average', '[0, 0]')) if done else [0, 0]
     if begin > done or before[1] != every: return LazyAverage(max(begin, done + 1), every, 'cpu')
@@ -140,25 +146,26 @@ def make_average(
 # %% ../nbs/76_train.ipynb #36a7fe52
 def find_lr(
     config:Config,
-    batches,      # iterable of (micro-batches, …), from `loader`
+    mix,          # `Mixture`
     device:torch.device,
     steps:int=100,
     low:float=1e-6, # rate of the first step
     high:float=.1,  # rate of the last
 )->float: # a learning rate
     "What a learning-rate range test suggests for this configuration (Smith 2017, §3.3); raises `UserError` where the loss does not turn"
-    train = config.train
+    train = dataclasses.replace(config.train, steps=steps)
     seed_everything(train.seed)
     model = make_model(config.model, train)
     if train.weights_on == 'device': model.to(device)
     engine, seen = make_engine(model, make_optimizer(model, train), train, device=device), []
-    for i, (micro, *_) in zip(range(1, steps + 1), batches):
+    for i, (micro, *_) in enumerate(loader(mix, train), 1):
         for group in engine.optimizer.param_groups: group['lr'] = range_test(i, steps, low, high)
         try: loss = engine.step([[t.to(device) for t in m] for m in micro])['loss']
         except FloatingPointError: break
         seen.append((range_test(i, steps, low, high), loss))
         if loss > 2*seen[0][1]: break                            # it has turned, for good
-    return suggest_lr(seen)
+    try: return suggest_lr(seen)
+    except UserError as e: raise UserError(f'{e} Or give --lr a number.') from None
 
 # %% ../nbs/76_train.ipynb #3ee59a6a
 def announce(
@@ -250,14 +257,14 @@ def _tokenizer(run, config):
     return tok
 
 # %% ../nbs/76_train.ipynb #f1bcbe53
-def _data(run, config, done):
+def _data(run, config, done, auto=False):
     "Tokenizer, the mixture at the right place, validation rows per source"
     tok = _tokenizer(run, config)
-    atomic_write(run/'config.json', config_to_json(config))                # from here on --resume finds the half-done tokens
+    if not auto: atomic_write(run/'config.json', config_to_json(config))   # from here on --resume finds the half-done tokens; without a rate there is nothing to resume
     mix, val = open_data(config.train, tok, run/'tokens')
     said = checkpoint_text(run/STATE) if done else {}
-    if said.get('data', mix.fingerprint) != mix.fingerprint: raise UserError(f'The tokens in {run} are not those it was begun with: restore the folder "tokens", or begin another run.')
-    mix.restore(json.loads(said.get('place', '{}')))
+    if said.get('data', mix.fingerprint) != mix.fingerprint: raise UserError(f'The tokens in {run}/tokens are not those it was begun with: remove that folder, restore the text, and add --resume again; or begin another run.')
+    if 'place' in said: mix.restore(json.loads(said['place']))
     return tok, mix, val
 
 # %% ../nbs/76_train.ipynb #f511aa67
@@ -282,9 +289,9 @@ def _reporter(run, steps, done):
 def _train(run, config, device, done, a, free, auto):
     "Everything between a configuration and a trained model in `run`, from step `done` on"
     t = a.config.train                                                  # where things are placed is resolved there
-    tok, mix, val = _data(run, config, done)
+    tok, mix, val = _data(run, config, done, auto)
     if auto:
-        t = dataclasses.replace(t, lr=find_lr(a.config, loader(mix, t), device))
+        t = dataclasses.replace(t, lr=find_lr(a.config, mix, device))
         config = dataclasses.replace(config, train=dataclasses.replace(config.train, lr=t.lr))
         atomic_write(run/'config.json', config_to_json(config)); print(f'learning rate {t.lr:.3g}, by a range test')
     seed_everything(t.seed)
@@ -303,6 +310,9 @@ def _train(run, config, device, done, a, free, auto):
     with stop_on_signal() as stopped, _explained(config, a, free), contextlib.closing(loader(mix, t, done, pin=device.type == 'cuda')) as batches:
         try: last = fit(engine, batches, val, t, log, save, stopped, watched, average, losses)
         except FloatingPointError as e: raise UserError(str(e)) from None
+        except RuntimeError as e:                                           # torch raises it wherever the training is just then
+            if 'DataLoader worker' not in str(e): raise
+            raise UserError(f'A process that reads data has died ({e}): if memory ran out, take fewer workers; --resume goes on from the last checkpoint.') from None
     if last < t.steps: raise KeyboardInterrupt(f'stopped after step {last} and saved; go on with `elleci_train --out {run} --resume`.')
     if average and average.kept: _averaged(run, config, tok, engine, average, val, log)
 
@@ -339,8 +349,11 @@ def _lengths(text): # 0:4,0.1:2,0.3:1 as `TrainConfig.lengths` has it
 # %% ../nbs/76_train.ipynb #d308f26a
 def _go(run, config, resumed, auto):
     "Train what is left to train, and show what was learned"
-    done, device = saved_step(run), pick_device()
-    if done >= config.train.steps: print(f'{run} is complete: {done} steps.')
+    done, device, t = saved_step(run), pick_device(), config.train
+    own = (run/'tokens').resolve()
+    for where in (Path(s.where).resolve() for s in (parse_spec(spec) for _, spec in t.data) if s.kind in ('path', 'shards')):
+        if own == where or own in where.parents: raise UserError(f'{where} lies in the folder that {run} keeps its own tokens in: move it elsewhere, or give another --out.')
+    if done >= t.steps and (t.average == 1 or (run/'average'/MODEL).exists()): print(f'{run} is complete: {done} steps.')
     else:
         free = memory_free(device); a = announce(config, device, free)
         with _claim(run):
@@ -380,9 +393,9 @@ def elleci_train(
 )->Path: # the run's folder
     "Train a model from text; Ctrl-C saves and says how to go on"
     options = {k: v for k, v in locals().items() if k not in ('preset', 'out', 'data', 'lr', 'lengths', 'resume') and v is not False}
-    given = settings(**options, lengths=lengths and _lengths(lengths), lr=None if lr in (None, 'auto') else _number(lr))
+    given = settings(**options, lengths=None if lengths is None else _lengths(lengths), lr=None if lr in (None, 'auto') else _number(lr))
     run = Path(out or f"runs/{preset or 'elleci-tiny'}")
-    config = _begin(run, preset, (data_settings(data) if data else {}) | given, resume)
+    config = _begin(run, preset, ({} if data is None else data_settings(data)) | given, resume)
     _go(run, config, resume and (run/'config.json').exists(), lr == 'auto')
     return run
 

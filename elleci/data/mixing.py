@@ -7,7 +7,7 @@ __all__ = ['PERIOD', 'best_fit', 'fill', 'Position', 'Rows', 'rows_of', 'Ended',
            'Steps', 'loader', 'open_data']
 
 # %% ../../nbs/73_mixing.ipynb #eba09632
-import functools, math, signal, sys, zlib
+import contextlib, functools, math, signal, sys, zlib
 from bisect import bisect_left, bisect_right, insort
 from itertools import islice
 from pathlib import Path
@@ -158,17 +158,18 @@ class Stream:
 
     def restore(self, state):
         "Go on from what `state` was, here or in another process"
-        self.marks, self.count = [tuple(state[:3])], state[3]    # of each window its first row, epoch, first document
+        self.marks, self.at, self.count = [], tuple(state[:3]), state[3]    # of each window its first row, epoch, first document
         self._go_to(state[0])
 
     @property
     def state(self): return [*(self.marks[-1] if self.packed else self.at), self.count]
 
     def _go_to(self, k): # before the window that has row k, or before the last one known
-        n = bisect_right(self.marks, (k, math.inf))
-        if not n: raise UserError(f'Row {k} of the stream is from before row {self.marks[0][0]}, where it was gone on with: begin it again from its start.')
-        self.at, self.marks = self.marks[n - 1], self.marks[:n - 1]
-        self.first, self.packed, self.documents = self.at[0], [], None
+        known = [*self.marks, self.at]
+        n = bisect_right(known, (k, math.inf))
+        if not n: raise UserError(f'Row {k} of the stream is from before row {known[0][0]}, where it was gone on with: begin it again from its start.')
+        self.at, self.marks = known[n - 1], known[:n - 1]
+        self.first, self.packed, self.documents, self.epoch_began = self.at[0], [], None, None if self.at[2] else self.at[0]
 
     def _take(self): # the tokens of the documents of a window
         docs, n = [], 0
@@ -181,15 +182,15 @@ class Stream:
         if self.documents is None: self.documents = self.open(document)
         if docs := self._take(): return epoch, document, docs
         if document and self.end == 'drop': self.count = row; raise Ended
-        self.documents = self.open(0)
-        if docs := self._take(): return epoch + 1, 0, docs
-        raise UserError('The stream gave no document: check its name and its split.')
+        if self.epoch_began == row: raise UserError('The stream gave no document to train on: check its name and its split.')
+        self.documents, self.epoch_began = self.open(0), row
+        return epoch + 1, 0, self._take()
 
     def _load(self):
         try: epoch, document, docs = self._read(*self.at)
         except BaseException: self.documents = None; raise       # it will be opened at the same document again
-        lengths = np.array([len(d) for d in docs])
-        self.first, self.flat = self.at[0], np.concatenate(docs)
+        lengths = np.array([len(d) for d in docs], int)
+        self.first, self.flat = self.at[0], np.concatenate([np.zeros(0, int), *docs])
         self.packed = _shuffled(lengths, np.cumsum(lengths), self.T, np.random.default_rng((self.seed, epoch, document)))
         self.marks.append((self.first, epoch, document))
         self.at = self.first + len(self.packed), epoch, document + len(docs)
@@ -201,7 +202,7 @@ class Stream:
         return fill(self.packed[k - self.first], functools.partial(_slice, self.flat), self.T)
 
     def position(self, k): return Position(self.seed, *self.state[1:3])
-    def began(self, k): return k if any(row == k and epoch and not document for row, epoch, document in self.marks) else 0
+    def began(self, k): i = bisect_left(self.marks, (k,)); return k if any(r == k and e and not d for r, e, d in self.marks[i:i + 3]) else 0
     def __getstate__(self): return {**vars(self), 'documents': None}   # an open stream cannot travel; it is opened again
 
 # %% ../../nbs/73_mixing.ipynb #da2258f7
@@ -211,11 +212,10 @@ PERIOD = 10_000   # rows after which the pattern of a mixture repeats: the resol
 def spread(
     weights, # (sources,) not negative, in any unit
 )->np.ndarray: # (PERIOD,) the source of each row
-    "The sources in their proportions, each spread evenly"
+    "The sources in their proportions, each spread evenly; whatever has a weight has at least one row"
     shares = np.asarray(weights, float)/sum(weights)*PERIOD
-    counts = np.floor(shares).astype(int)
-    counts[np.argsort(counts - shares, kind='stable')[:PERIOD - counts.sum()]] += 1               # the largest remainders
-    if bad := [float(w) for w, c in zip(weights, counts) if w and not c]: raise UserError(f'The weight {bad[0]:g} is less than 1/{PERIOD} of the mixture: raise it, or leave the source out.')
+    counts = np.maximum(np.floor(shares), shares > 0).astype(int)
+    while (left := PERIOD - counts.sum()): counts[np.argsort(np.sign(left)*(counts - shares), kind='stable')[:abs(left)]] += np.sign(left)   # the largest remainders
     at = np.concatenate([(np.arange(c) + .5)/c for c in counts if c])
     return np.repeat(np.arange(len(counts)), counts)[np.argsort(at, kind='stable')]
 
@@ -244,7 +244,7 @@ def _phase(first, weights, taken):
 
 # %% ../../nbs/73_mixing.ipynb #89998b27
 class Mixture:
-    "Rows of several sources in changing proportions: row n is a pure function of n"
+    "Rows of several sources in changing proportions: row n is a pure function of n (with streams, of n and their marks)"
     def __init__(self,
         sources:dict, # name: `Rows` or `Stream`, all of the same T
         phases=None,  # (first row, {name: weight}) pairs, the first at row 0; None: in proportion to the sources' tokens
@@ -297,12 +297,22 @@ class Mixture:
         what = [(s, x.fingerprint, x.T, x.seed, x.end) for s, x in self.sources.items()]
         return f'{zlib.crc32(repr(what).encode()):08x}'
 
-    @property
-    def state(self): return {s: x.state for s, x in self.sources.items() if isinstance(x, Stream)}   # all else follows from the row
+    def streams(self): return {s: x.state for s, x in self.sources.items() if isinstance(x, Stream)}
+    def state(self, n): # before row n; all else follows from the row
+        return dict(row=n, begun=[first for first, _ in self.asked], streams=self.streams())
+
     def restore(self, state):
-        "Go on from what `state` was"
-        for s, x in state.items(): self.sources[s].restore(x)
+        "Go on from what `state` was; phases that had begun then stay where they began, though the run is longer now"
+        for s, x in state['streams'].items(): self.sources[s].restore(x)
+        self.asked = [(was if was <= state['row'] else max(first, state['row']), w) for was, (first, w) in zip(state['begun'], self.asked)]
         self._plan()
+
+    def check(self, rows, per_step=1): # raises `UserError` where it is known that they cannot all be read
+        if empty := [p.first for p in self.phases if p.first < rows and not p.before[-1].any()]:
+            raise UserError(f'Every source of the mix has ended by step {empty[0]//per_step + 1}: let one be opened again (end=reopen), or take fewer steps.')
+
+    def __getstate__(self): return {**vars(self), 'phases': None}  # large, and made again
+    def __setstate__(self, state): vars(self).update(state); self._plan()
 
 # %% ../../nbs/73_mixing.ipynb #38f87454
 def make_mixture(
@@ -311,7 +321,9 @@ def make_mixture(
 )->Mixture:
     "The mixture that a configuration asks for; a phase begins at a fraction of the steps"
     rows = train.batch_size*train.accumulate
-    return Mixture(sources, [(round(f*train.steps)*rows, dict(weights)) for f, weights in train.mix] or None)
+    mix = Mixture(sources, [(round(f*train.steps)*rows, dict(weights)) for f, weights in train.mix] or None)
+    mix.check(train.steps*rows, rows)
+    return mix
 
 # %% ../../nbs/73_mixing.ipynb #0a0fe059
 class Steps(torch.utils.data.Dataset):
@@ -326,9 +338,10 @@ class Steps(torch.utils.data.Dataset):
 
     def __getitem__(self, i): # i: the optimizer step, from 1
         shape, rows = step_shape(self.train, i), self.train.batch_size*self.train.accumulate
-        parts = [t.view(-1, shape.seq_len).split(shape.batch_size) for t in self.mix.read((i - 1)*rows, i*rows)]
+        try: parts = [t.view(-1, shape.seq_len).split(shape.batch_size) for t in self.mix.read((i - 1)*rows, i*rows)]
+        except UserError as e: return e                          # as itself, also from another process
         rank, processes = self.share
-        return list(zip(*parts))[rank::processes], self.mix.news((i - 1)*rows, i*rows), self.mix.state
+        return list(zip(*parts))[rank::processes], self.mix.news((i - 1)*rows, i*rows), self.mix.state(i*rows)
 
 # %% ../../nbs/73_mixing.ipynb #d1b41a43
 def loader(
@@ -339,16 +352,25 @@ def loader(
     share:tuple=(0, 1), # (rank, processes), see `Steps`
 ): # yields what `Steps` has, for steps done + 1 … train.steps
     "The batches of a run from the next step on, made ahead of time by worker processes where `train.workers` asks for any"
-    workers = min(train.workers, 1) if mix.state else train.workers
+    workers = min(train.workers, 1) if mix.streams() else train.workers
     ahead = dict(multiprocessing_context='spawn', prefetch_factor=2, worker_init_fn=_undisturbed) if workers else {}
     steps = torch.utils.data.DataLoader(Steps(mix, train, share), batch_size=None, sampler=range(done + 1, train.steps + 1), num_workers=workers, pin_memory=pin, **ahead)
-    try: yield from steps
-    except RuntimeError as e:
-        if 'DataLoader worker' not in str(e): raise
-        raise UserError(f'A process that reads data has died ({e}): if memory ran out, take fewer workers; the run goes on with --resume.') from None
+    with _unsignalled() if workers else contextlib.nullcontext(): steps = iter(steps)
+    for step in steps:
+        if isinstance(step, UserError): raise step
+        yield step
 
 # %% ../../nbs/73_mixing.ipynb #db105f2c
-def _undisturbed(worker): signal.signal(signal.SIGINT, signal.SIG_IGN)          # Ctrl-C is for the process that trains
+@contextlib.contextmanager
+def _unsignalled(): # processes inherit what is blocked while they start, before they can say what they ignore
+    mask = getattr(signal, 'pthread_sigmask', None)                        # not on Windows
+    old = mask and mask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try: yield
+    finally: mask and mask(signal.SIG_SETMASK, old)
+
+# %% ../../nbs/73_mixing.ipynb #04963338
+def _undisturbed(worker): # Ctrl-C and a termination of the whole group are for the process that trains
+    for s in (signal.SIGINT, signal.SIGTERM): signal.signal(s, signal.SIG_IGN)
 
 # %% ../../nbs/73_mixing.ipynb #5fa00d8d
 def _sides(names:list): # of the documents of a store
@@ -360,15 +382,20 @@ def _sides(names:list): # of the documents of a store
 # %% ../../nbs/73_mixing.ipynb #9672ad00
 def _stored(name, s, tok, folder, train):
     "Training and validation rows of a source that has an end"
-    if s.kind == 'shards' or (folder/'index.json').exists(): shards = Shards(s.where if s.kind == 'shards' else folder, tok)
-    else:
-        size = text_bytes(s)
-        shards = pretokenize(documents(name, s), folder, tok, 0 if s.kind == 'embedded' or size and size < SMALL else None, progress=sys.stderr.isatty(), total=size)
+    size = text_bytes(s)
+    crew = 0 if s.kind == 'embedded' or size and size < SMALL else None
+    shards = Shards(s.where, tok) if s.kind == 'shards' else _kept(folder, tok, lambda: documents(name, s), crew, progress=sys.stderr.isatty(), total=size)
     rows, parts = functools.partial(rows_of, shards, train.seq_len), range(len(shards.shards))
     if shards.documents == 1: return _cut_rows(shards, train, s.end)
     own, out = _sides([n for k in parts for n in shards.details(k)['names']])
     if train.easy_first: own = own[easy_first(rarity([(shards.map(k), shards.lengths(k)) for k in parts])[own], seed=train.seed)]
     return rows(seed=train.seed, order=own, sorted=train.easy_first, end=s.end), rows(order=out)
+
+# %% ../../nbs/73_mixing.ipynb #16c36b54
+def _kept(folder, tok, texts, workers, **bar):
+    "The shards in `folder`, or those that the documents of `texts()` make there; what is missing of them is made again"
+    try: return Shards(folder, tok)
+    except UserError: return pretokenize(texts(), folder, tok, workers, **bar)
 
 # %% ../../nbs/73_mixing.ipynb #ee9386db
 SMALL = 2**23 # bytes of text, from which on it takes several processes to tokenise a source
@@ -387,12 +414,13 @@ def _encoded(tok, d): # of a stream: nothing of what is held out
 # %% ../../nbs/73_mixing.ipynb #d8ba02a2
 def _streamed(name, s, tok, folder, train):
     "Training and validation rows of a source that is read while it is trained on"
-    def kept(): # held-out documents, until there is enough for a validation
+    def held(): # documents, until there is enough for a validation
         n = 0
         for d in documents(name, s):
             if is_held(d.name): n += len(d.text); yield d
             if n > 8*train.val_rows*train.seq_len: return
-    val = pretokenize(kept(), folder, tok, 0)
+        if not n: raise UserError(f'{name} is too short for anything to be held out while it streams: leave stream=true out.')
+    val = _kept(folder, tok, held, 0)
     marked = f'{zlib.crc32(repr((s, fingerprint(tok))).encode()):08x}'
     return Stream(functools.partial(documents, name, s), functools.partial(_encoded, tok), train.seq_len, train.seed, end=s.end, fingerprint=marked), rows_of(val, train.seq_len)
 
@@ -404,6 +432,9 @@ def open_data(
 )->tuple: # the `Mixture` to train on, {source: `Rows`} to validate on
     "From where the text is to what is read; goes on where it was stopped"
     both = {}
+    for shares in (dict(shares) for _, shares in train.mix):
+        if low := [s for s, w in shares.items() if 0 < w < sum(shares.values())/PERIOD]:
+            raise UserError(f'{low[0]} has less than 1/{PERIOD} of the mix: give it more, or leave it out.')
     for name, spec in train.data:
         s = parse_spec(spec)
         both[name] = (_streamed if s.stream else _stored)(name, s, tok, Path(folder)/name, train)

@@ -249,7 +249,7 @@ def _index(path, head=None):
     except ValueError: index = None
     body, _, seal = raw.rpartition(b', "seal": ')
     broken = not isinstance(index, dict) or index.get('version', VERSION) == VERSION and seal != b'%d}' % zlib.crc32(body)
-    if broken: raise UserError(f'{path} is damaged: remove it and run elleci_pretokenize again on the same text.')
+    if broken: raise UserError(f'{path} is damaged: remove it and tokenise the same text again (elleci_pretokenize, or elleci_train --resume for the tokens of a run).')
     if index['version'] != VERSION: raise UserError(f"{path} is of version {index['version']}, this program reads {VERSION}: write the shards anew.")
     if head and index['tokenizer'] != head['tokenizer']:
         raise UserError(f"{path} is of tokenizer {index['tokenizer']}, the one given is {head['tokenizer']}: give the tokenizer.json beside it, "
@@ -262,10 +262,10 @@ def _check_size(path, index):
     text, due = path.with_suffix('.json'), index['tokens']*np.dtype(index['dtype']).itemsize
     for p in (path, text):
         try: size = p.stat().st_size
-        except FileNotFoundError: raise UserError(f'{p} is missing: remove what is left of {path.stem}.* and run elleci_pretokenize again on the same text.') from None
+        except FileNotFoundError: raise UserError(f'{p} is missing: remove what is left of {path.stem}.* and tokenise the same text again (elleci_pretokenize, or elleci_train --resume for the tokens of a run).') from None
         except OSError as e: raise UserError(f'{p} cannot be read ({e.strerror}): check its permissions.') from None
         if p == path and size != due:
-            raise UserError(f"{p} has {size} bytes instead of {due}: remove it and {text.name}, and run elleci_pretokenize again on the same text.")
+            raise UserError(f"{p} has {size} bytes instead of {due}: remove it and {text.name}, and tokenise the same text again (elleci_pretokenize, or elleci_train --resume for the tokens of a run).")
 
 # %% ../../nbs/72_pretokenize.ipynb #ddf387d2
 def _finished(folder, head):
@@ -332,7 +332,7 @@ def _map(
     except OSError as e: raise UserError(f'{path} cannot be read ({e.strerror}): check its permissions.') from None
     if checked is None or k in checked: return tokens
     if zlib.crc32(tokens) != s['crc32']:
-        raise UserError(f'{path} is not as it was written: remove it and {path.stem}.json, and run elleci_pretokenize again on the same text.')
+        raise UserError(f'{path} is not as it was written: remove it and {path.stem}.json, and tokenise the same text again (elleci_pretokenize, or elleci_train --resume for the tokens of a run).')
     checked.add(k)
     return tokens
 
@@ -343,7 +343,7 @@ def _details(folder, index, k):
     path = folder/f"{s['shard']:05d}.json"
     d = _index(path, index)
     if d['seal'] == s['seal']: return d | {'ends': np.cumsum(d['lengths'])}
-    raise UserError(f'{path} is not the one that index.json lists: remove index.json and run elleci_pretokenize again on the same text.')
+    raise UserError(f'{path} is not the one that index.json lists: remove index.json and tokenise the same text again (elleci_pretokenize, or elleci_train --resume for the tokens of a run).')
 
 # %% ../../nbs/72_pretokenize.ipynb #0f610962
 def _lengths(folder, index, k):

@@ -73,6 +73,7 @@ def parse_spec(
     "What one line says; raises `UserError` for an unknown part, an unknown option or a wrong value"
     if not isinstance(spec, str) or not spec.strip():
         raise UserError(f'{spec!r} names no source: give a path, embedded:english or hub:NAME.')
+    if '\0' in spec: raise UserError(f'{spec!r} holds a zero byte: give a path without.')
     where, _, query = spec.partition('?')
     kind, where = _kind(where)
     if kind == 'embedded' and where not in (parts := dict(EMBEDDED)):
@@ -390,7 +391,7 @@ def data_settings(
     data:str, # the path of a .json file, or the spec of a single source
 )->dict: # data=((name, spec), …), mix=((fraction of the run at which a phase begins, ((name, weight), …)), …)
     "What --data says; raises `UserError` for whatever is wrong with it, before anything is read"
-    if not str(data).endswith('.json'):
+    if str(data).startswith('hub:') or not str(data).partition('?')[0].endswith('.json'):
         return dict(data=(('text', data),), mix=((0., (('text', 1.),)),) if parse_spec(data).stream else ())
     try:
         d = json.loads(Path(data).read_text(encoding='utf-8'), object_pairs_hook=_once)

@@ -194,11 +194,11 @@ def quicken():
     "Spare Triton's interpreter what changes no result; a second call changes nothing"
     interpreter = importlib.import_module('triton.runtime.interpreter')
     for name, wrap in (('_patch_lang', _patches_once), ('_get_np_dtype', _remembers)):
-        real = getattr(interpreter, name, None)
-        if real is not None and hasattr(interpreter, '_LangPatchScope') and not hasattr(real, '__wrapped__'): setattr(interpreter, name, wrap(real))
-    builder = getattr(interpreter, 'interpreter_builder', None)
-    options = getattr(builder, 'options', None)
-    if getattr(options, 'sanitize_overflow', False) and not options.debug: builder.options = replace(options, sanitize_overflow=False)
+        real = getattr(interpreter, name, None) if hasattr(interpreter, '_LangPatchScope') else None
+        if real is not None and not hasattr(real, '__wrapped__'): setattr(interpreter, name, wrap(real))
+    builder = getattr(interpreter, 'interpreter_builder', None); options = getattr(builder, 'options', None)
+    unheard = getattr(options, 'sanitize_overflow', False) and not getattr(options, 'debug', True)
+    if unheard: builder.options = replace(options, sanitize_overflow=False)
 
 # %% ../../nbs/14_triton.ipynb #be116483
 if interpreted(): quicken()
