@@ -7,7 +7,7 @@ __all__ = ['PERIOD', 'best_fit', 'fill', 'Position', 'Rows', 'rows_of', 'Ended',
            'Steps', 'loader', 'open_data']
 
 # %% ../../nbs/73_mixing.ipynb #eba09632
-import contextlib, functools, math, signal, sys, zlib
+import contextlib, functools, math, multiprocessing.resource_tracker, signal, sys, zlib
 from bisect import bisect_left, bisect_right, insort
 from itertools import islice
 from pathlib import Path
@@ -364,6 +364,7 @@ def loader(
 @contextlib.contextmanager
 def _unsignalled(): # processes inherit what is blocked while they start, before they can say what they ignore
     mask = getattr(signal, 'pthread_sigmask', None)                        # not on Windows
+    if mask: multiprocessing.resource_tracker.ensure_running()             # whose start would unblock them again
     old = mask and mask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try: yield
     finally: mask and mask(signal.SIG_SETMASK, old)
