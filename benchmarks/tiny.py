@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def git(*args):
     try: return subprocess.run(['git', *args], cwd=ROOT, capture_output=True, text=True).stdout.strip()
     except FileNotFoundError: return ''
-def commit(): return git('rev-parse', '--short=12', 'HEAD') + ('-dirty' if git('status', '--porcelain') else '')
+def commit(): return git('rev-parse', '--short=12', 'HEAD') + ('-dirty' if git('status', '--porcelain', '--', '.', ':!data/results') else '')   # a result changes nothing that is measured
 
 def hardware():
     if pick_device().type == 'cuda': return torch.cuda.get_device_name()
