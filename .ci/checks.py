@@ -149,7 +149,7 @@ def check_installed():
         run(sys.executable, '-m', 'pip', 'install', '-q', '--no-deps', '--no-build-isolation', '--target', Path(tmp)/'site', folder)
         code = "import elleci, sys; assert elleci.__file__.startswith(sys.argv[1]), elleci.__file__; from elleci.train import elleci_train; elleci_train(steps=2, out='run')"
         run(sys.executable, '-c', code, Path(tmp)/'site', cwd=tmp, env={'PYTHONPATH': str(Path(tmp)/'site'), 'OMP_NUM_THREADS': '1'})
-        assert (Path(tmp)/'run'/'model.safetensors').exists()
+        assert list((Path(tmp)/'run'/'checkpoints').glob('*/model.safetensors'))
 
 FORKS = multiprocessing.get_context('forkserver')
 def ready():

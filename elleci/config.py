@@ -118,6 +118,8 @@ class TrainConfig:
     val_every:int = 500           # steps between validations
     val_rows:int = 256            # rows of T tokens read per source and validation, at most
     save_every:int = 500          # steps between checkpoints
+    keep:int = 2                  # how many of the last checkpoints are kept
+    milestones:int = 0            # steps between checkpoints that are kept for good; 0: none are
 
     def __post_init__(self): _check_train(self)
     @property
@@ -163,7 +165,7 @@ def _check_train(t):
     _check_types(t)
     _check(0 <= t.seed < 2**63, f'seed is {t.seed}: give a whole number of 0 or more, below 2⁶³.')
     for name in ('steps', 'seq_len', 'batch_size', 'accumulate'): _check(getattr(t, name) < 10**9, f'{name} is {getattr(t, name)}: give less than 10⁹.')
-    for name in ('steps', 'seq_len', 'batch_size', 'accumulate', 'val_every', 'val_rows', 'save_every', 'lr', 'clip'):
+    for name in ('steps', 'seq_len', 'batch_size', 'accumulate', 'val_every', 'val_rows', 'save_every', 'keep', 'lr', 'clip'):
         _check(getattr(t, name) > 0, f'{name} is {getattr(t, name)}: give a positive number.')
     _check(t.lr < 1e3, f'lr is {t.lr}: give less than 1000.')
     for name, known in CHOICES.items():
@@ -173,7 +175,7 @@ def _check_train(t):
     _check(t.warmup >= 0 and t.decay >= 0 and t.warmup + t.decay <= 1, f'warmup {t.warmup} and decay {t.decay} are fractions of the run: their sum is at most 1.')
     _check(t.schedule == 'wsd' or t.decay_shape == 'linear', f"decay_shape is {t.decay_shape!r} and schedule {t.schedule!r}: only 'wsd' has a decay to shape; leave it out.")
     _check(0 <= t.floor < 1, f'floor is {t.floor}: give a fraction of lr, 0 or more and less than 1.')
-    for name in ('weight_decay', 'workers', 'plateau'): _check(getattr(t, name) >= 0, f'{name} is {getattr(t, name)}: give 0 or more.')
+    for name in ('weight_decay', 'workers', 'plateau', 'milestones'): _check(getattr(t, name) >= 0, f'{name} is {getattr(t, name)}: give 0 or more.')
     for name in ('lerac', 'average'): _check(0 <= getattr(t, name) <= 1, f'{name} is {getattr(t, name)}: give a fraction of the run, from 0 to 1.')
 
 # %% ../nbs/01_config.ipynb #478fcdc2

@@ -228,7 +228,7 @@ def _option(
 def run_command(
     f,         # function with annotated parameters (str, int, float, bool, or `T|None`)
     argv=None, # list of arguments; None takes the shell's
-)->int: # exit code: 0, 2 for a `UserError` or what the system refuses, 130 for Ctrl-C
+)->int: # exit code: 0, also for what was stopped in good order and says so, 2 for a `UserError` or what the system refuses, 130 for Ctrl-C
     "Call `f` from a command line; a `UserError`, or a disk that is full, becomes one sentence on stderr"
     import argparse
     help = dict(re.findall(r'^\s+(\w+):.*?# (.*)$', inspect.getsource(f), re.M))
@@ -238,7 +238,7 @@ def run_command(
     try: f(**args)
     except UserError as e: print(f'{f.__name__}: {e}', file=sys.stderr); return 2
     except OSError as e: print(f'{f.__name__}: {e}: check the path, its permissions and the room on the disk.', file=sys.stderr); return 2
-    except KeyboardInterrupt as e: print(f"{f.__name__}: {str(e) or 'interrupted'}", file=sys.stderr); return 130
+    except KeyboardInterrupt as e: print(f"{f.__name__}: {str(e) or 'interrupted'}", file=sys.stderr); return 130*(not e.args)
     return 0
 
 # %% ../nbs/00_core.ipynb #9ac03130

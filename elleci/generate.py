@@ -15,7 +15,7 @@ from .layers.ffn import PackedLinear, pack_model, ternary_once
 from .model import Elleci
 from .engine import make_model
 from .data.tokenizer import BOS, EOT, PAD, decode, encode_text, load_tokenizer, save_tokenizer
-from .checkpoint import MODEL, checkpoint_text, load_weights, save_weights
+from .checkpoint import MODEL, load_weights, model_folder, save_weights, tensor_text
 
 # %% ../nbs/75_generate.ipynb #1849df68
 def unspeakable(
@@ -74,12 +74,13 @@ def load_run(
     if not (run/'config.json').exists(): raise UserError(f'There is no run in {run}: train one with `elleci_train --out {run}`.')
     config = config_from_json((run/'config.json').read_text(encoding='utf-8', errors='replace'))
     tok = load_tokenizer(run/'tokenizer.json', config.model.vocab_size)
-    packed, device = 'packed' in checkpoint_text(run/MODEL), pick_device(device)
+    folder = model_folder(run)
+    packed, device = 'packed' in tensor_text(folder/MODEL), pick_device(device)
     if packed: model = pack_model(make_model(config.model, config.train, 'meta')).to_empty(device=device)
     else: model = make_model(config.model, config.train).to(device)
-    load_weights(run, model)
+    load_weights(folder, model)
     if packed and any((m.packed & m.packed >> 1 & 0x55).any() or not m.scale.isfinite() for m in model.modules() if isinstance(m, PackedLinear)):
-        raise UserError(f'{run/MODEL} holds weights that are none of −1, 0, +1: restore it from a copy, or pack the run again.')
+        raise UserError(f'{folder/MODEL} holds weights that are none of −1, 0, +1: restore it from a copy, or pack the run again.')
     return config, tok, model
 
 # %% ../nbs/75_generate.ipynb #81fb860e
@@ -89,18 +90,18 @@ def elleci_pack(
     out:str, # a new folder
 )->int: # bytes of the weights' file
     "Write a trained model for use: ternary weights in two bits each, configuration and tokenizer beside them"
-    to, said = Path(out), checkpoint_text(Path(run)/MODEL)
+    to = Path(out)
     if (to/MODEL).exists(): raise UserError(f'{to} already holds a model: give another --out.')
-    if 'packed' in said: raise UserError(f'{run} is packed already: use it as it is.')
     config, tok, model = load_run(run, 'cpu')
+    if any(isinstance(m, PackedLinear) for m in model.modules()): raise UserError(f'{run} is packed already: use it as it is.')
     if not config.model.ternary: raise UserError(f'The layers of {run} are not ternary: there is nothing to pack, use it as it is.')
     if (to/'config.json').exists() and (to/'config.json').read_bytes() != config_to_json(config).encode(): raise UserError(f'{to} belongs to another run: give another --out.')
     small = [m for m in pack_model(model).modules() if isinstance(m, PackedLinear)]
     if not all(m.scale.isfinite() for m in small): raise UserError(f'{run} has weights that are not finite: go back to a checkpoint before they were, and pack that.')
-    before, numbers = (Path(run)/MODEL).stat().st_size, sum(m.packed.numel()*4 for m in small)
+    before, numbers = (model_folder(run)/MODEL).stat().st_size, sum(m.packed.numel()*4 for m in small)
     to.mkdir(parents=True, exist_ok=True)
     atomic_write(to/'config.json', config_to_json(config)); save_tokenizer(tok, to/'tokenizer.json')
-    save_weights(to, model, packed='2 bits', **said)
+    save_weights(to, model, packed='2 bits')
     size = (to/MODEL).stat().st_size
     print(f'{to/MODEL}: {fmt_bytes(size)}, of which {fmt_bytes(numbers//4)} are ternary weights; before: {fmt_bytes(before)}')
     return size

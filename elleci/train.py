@@ -25,7 +25,7 @@ from .account import Account, account, alternatives, measured_peak, settings
 from .data.tokenizer import load_tokenizer, save_tokenizer
 from .data.sources import data_settings, learn_tokenizer, parse_spec
 from .data.mixing import Mixture, loader, open_data
-from .checkpoint import MODEL, STATE, checkpoint_text, load_checkpoint, load_more, save_checkpoint, save_weights, saved_step
+from .checkpoint import MODEL, Checkpoint, Saver, checkpoints, load_checkpoint, newest, save_weights
 from .generate import generate, load_run
 
 # %% ../nbs/76_train.ipynb #c8b947ee
@@ -131,16 +131,16 @@ AVERAGES = 200 # how often, at most, the weights are counted: a mean of more wou
 # %% ../nbs/76_train.ipynb #c7ef6102
 def make_average(
     train,        # `TrainConfig`: its `average`, `steps`
-    run:str|Path|None=None, # the folder to go on in
-    done:int=0,   # steps of its checkpoint
+    point:Checkpoint|None=None, # to go on from
+    sums:dict={}, # what was kept there, as `load_checkpoint` gives it
 )->LazyAverage|None: # None where no average is asked for
     "The average of a run, with what its checkpoint knows of it; begun anew where a longer run begins it later"
     if train.average == 1: return None
     if (begin := round(train.average*train.steps) + 1) > train.steps: raise UserError(f'average {train.average:g} leaves no step of {train.steps} to average: lower it.')
-    every = max(1, (train.steps - begin + 1)//AVERAGES)
-    before = json.loads(checkpoint_text(Path(run)/STATE).get('average', '[0, 0]')) if done else [0, 0]
-    if begin > done or before[1] != every: return LazyAverage(max(begin, done + 1), every, 'cpu')
-    average = LazyAverage(*before, 'cpu'); average.load_state_dict(load_more(run), done)
+    done, every = point.step if point else 0, max(1, (train.steps - begin + 1)//AVERAGES)
+    before = point.said.get('average') if point else None
+    if begin > done or not before or before[1] != every: return LazyAverage(max(begin, done + 1), every, 'cpu')
+    average = LazyAverage(*before, 'cpu'); average.load_state_dict(sums, done)
     return average
 
 # %% ../nbs/76_train.ipynb #36a7fe52
@@ -216,13 +216,14 @@ def _explained(config, a, free):
     raise UserError(text)
 
 # %% ../nbs/76_train.ipynb #65cd3bf4
-FREE = ('steps', 'save_every', 'workers', 'checkpointing', 'residuals', 'weights_on', 'states_on')   # what may change when a run goes on: the rest would make it another run
+FREE = ('steps', 'save_every', 'keep', 'milestones', 'workers', 'checkpointing', 'residuals', 'weights_on', 'states_on')   # what may change when a run goes on: the rest would make it another run
 
 # %% ../nbs/76_train.ipynb #da66e1e6
 def _begin(run, preset, changes, resume):
     "The configuration of a new run, or of the one to go on with; `changes` are the settings that were given"
     path = run/'config.json'
-    if not resume and (saved_step(run) or (run/MODEL).exists()): raise UserError(f'{run} already holds a model at step {saved_step(run)}: add --resume to go on, or give another --out.')
+    if not resume and (found := checkpoints(run)): raise UserError(f'{run} already holds a model at step {int(found[0].name)}: add --resume to go on, or give another --out.')
+    if not resume and (run/MODEL).exists(): raise UserError(f'{run} already holds a model: give another --out.')
     if not (resume and path.exists()): return preset_config(preset or 'elleci-tiny', **changes)
     config = config_from_json(path.read_text(encoding='utf-8', errors='replace'))
     fixed = {'preset': (preset, config.preset), **{k: (v, getattr(config.train, k)) for k, v in changes.items() if k not in FREE}}
@@ -257,14 +258,14 @@ def _tokenizer(run, config):
     return tok
 
 # %% ../nbs/76_train.ipynb #f1bcbe53
-def _data(run, config, done, auto=False):
+def _data(run, config, point=None, auto=False):
     "Tokenizer, the mixture at the right place, validation rows per source"
     tok = _tokenizer(run, config)
     if not auto: atomic_write(run/'config.json', config_to_json(config))   # from here on --resume finds the half-done tokens; without a rate there is nothing to resume
     mix, val = open_data(config.train, tok, run/'tokens')
-    said = checkpoint_text(run/STATE) if done else {}
+    said = point.said if point else {}
     if said.get('data', mix.fingerprint) != mix.fingerprint: raise UserError(f'The tokens in {run}/tokens are not those it was begun with: remove that folder, restore the text, and add --resume again; or begin another run.')
-    if 'place' in said: mix.restore(json.loads(said['place']))
+    if 'place' in said: mix.restore(said['place'])
     return tok, mix, val
 
 # %% ../nbs/76_train.ipynb #f511aa67
@@ -286,10 +287,10 @@ def _reporter(run, steps, done):
     return log, progress, bar.write
 
 # %% ../nbs/76_train.ipynb #6d924a4d
-def _train(run, config, device, done, a, free, auto):
-    "Everything between a configuration and a trained model in `run`, from step `done` on"
-    t = a.config.train                                                  # where things are placed is resolved there
-    tok, mix, val = _data(run, config, done, auto)
+def _train(run, config, device, point, a, free, auto):
+    "Everything between a configuration and a trained model in `run`, from a checkpoint on"
+    t, done = a.config.train, point.step if point else 0                # where things are placed is resolved there
+    tok, mix, val = _data(run, config, point, auto)
     if auto:
         t = dataclasses.replace(t, lr=find_lr(a.config, mix, device))
         config = dataclasses.replace(config, train=dataclasses.replace(config.train, lr=t.lr))
@@ -297,17 +298,17 @@ def _train(run, config, device, done, a, free, auto):
     seed_everything(t.seed)
     model = make_model(config.model, t)
     if t.weights_on == 'device': model.to(device)
-    optimizer, average = make_optimizer(model, t), make_average(t, run, done)
-    if done: load_checkpoint(run, model, optimizer)
+    optimizer, saver = make_optimizer(model, t), Saver(run, t.keep, t.milestones)
+    average = make_average(t, point, load_checkpoint(point.folder, model, optimizer) if point else {})
     forget_after(run, done)
     def save(i, place):
-        kept = dict(more=average.state_dict(), average=json.dumps([average.begin, average.every])) if average else {}
-        save_checkpoint(run, model, optimizer, i, data=mix.fingerprint, place=json.dumps(place), **kept)
+        kept = dict(more=average.state_dict(), average=[average.begin, average.every]) if average else {}
+        saver.save(i, model, optimizer, data=mix.fingerprint, place=place, **kept)
     log, progress, say = _reporter(run, t.steps, done)
     watched = lambda steps: compared(progress(steps), a, model, optimizer, say)
     losses = [r['val_loss'] for r in read_metrics(run) if 'val_loss' in r]
     engine = make_engine(model, optimizer, t, done, device)
-    with stop_on_signal() as stopped, _explained(config, a, free), contextlib.closing(loader(mix, t, done, pin=device.type == 'cuda')) as batches:
+    with stop_on_signal() as stopped, saver, _explained(config, a, free), contextlib.closing(loader(mix, t, done, pin=device.type == 'cuda')) as batches:
         try: last = fit(engine, batches, val, t, log, save, stopped, watched, average, losses)
         except FloatingPointError as e: raise UserError(str(e)) from None
         except RuntimeError as e:                                           # torch raises it wherever the training is just then
@@ -349,7 +350,8 @@ def _lengths(text): # 0:4,0.1:2,0.3:1 as `TrainConfig.lengths` has it
 # %% ../nbs/76_train.ipynb #d308f26a
 def _go(run, config, resumed, auto):
     "Train what is left to train, and show what was learned"
-    done, device, t = saved_step(run), pick_device(), config.train
+    point, device, t = newest(run), pick_device(), config.train
+    done = point.step if point else 0
     own = (run/'tokens').resolve()
     for where in (Path(s.where).resolve() for s in (parse_spec(spec) for _, spec in t.data) if s.kind in ('path', 'shards')):
         if own == where or own in where.parents: raise UserError(f'{where} lies in the folder that {run} keeps its own tokens in: move it elsewhere, or give another --out.')
@@ -358,7 +360,7 @@ def _go(run, config, resumed, auto):
         free = memory_free(device); a = announce(config, device, free)
         with _claim(run):
             if not resumed: (run/'tokenizer.json').unlink(missing_ok=True); shutil.rmtree(run/'tokens', ignore_errors=True)
-            _train(run, config, device, done, a, free, auto and not done)
+            _train(run, config, device, point, a, free, auto and not done)
     _sample(run, config, device)
 
 # %% ../nbs/76_train.ipynb #3b89aa3a
