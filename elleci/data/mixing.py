@@ -215,7 +215,8 @@ def spread(
     "The sources in their proportions, each spread evenly; whatever has a weight has at least one row"
     shares = np.asarray(weights, float)/sum(weights)*PERIOD
     counts = np.maximum(np.floor(shares), shares > 0).astype(int)
-    while (left := PERIOD - counts.sum()): counts[np.argsort(np.sign(left)*(counts - shares), kind='stable')[:abs(left)]] += np.sign(left)   # the largest remainders
+    if (left := PERIOD - counts.sum()) > 0: counts[np.argsort(counts - shares, kind='stable')[:left]] += 1   # the largest remainders
+    while counts.sum() > PERIOD: counts[np.argmax(counts)] -= 1                                  # the largest spares what the smallest were given
     at = np.concatenate([(np.arange(c) + .5)/c for c in counts if c])
     return np.repeat(np.arange(len(counts)), counts)[np.argsort(at, kind='stable')]
 
@@ -293,7 +294,7 @@ class Mixture:
 
     def positions(self, n): return {s: x.position(int(self._phase(n).counts(n)[i])) for i, (s, x) in enumerate(self.sources.items())}
     @property
-    def fingerprint(self): # changes with the text, its tokens, the row length, the seed, the windows
+    def fingerprint(self): # changes with the text, its tokens, the row length, the seed, what happens at the end
         what = [(s, x.fingerprint, x.T, x.seed, x.end) for s, x in self.sources.items()]
         return f'{zlib.crc32(repr(what).encode()):08x}'
 
