@@ -5,10 +5,11 @@
 # %% auto #0
 __all__ = ['FORMAT', 'MODEL', 'STATE', 'SEAL', 'MORE', 'RANDOM', 'weights', 'optimizer_tensors', 'random_states',
            'restore_random', 'write_checkpoint', 'parts_of', 'save_weights', 'Checkpoint', 'verify', 'checkpoints',
-           'newest', 'saved_step', 'tensor_text', 'model_folder', 'load_weights', 'load_checkpoint', 'Saver']
+           'newest', 'saved_step', 'tensor_text', 'model_folder', 'load_weights', 'load_checkpoint', 'Saver',
+           'all_finite']
 
 # %% ../nbs/74_checkpoint.ipynb #cbb0a076
-import json, os, random, shutil, threading, warnings, zlib
+import json, math, os, random, shutil, threading, warnings, zlib
 from pathlib import Path
 from typing import NamedTuple
 import numpy as np
@@ -251,25 +252,24 @@ class Saver:
         run:str|Path,  # the run's folder
         keep:int=2,    # how many of the last
         milestones:int=0, # steps between those that are kept for good; 0: none
+        failed=None,   # called with the `UserError` of a save that failed; None: it is raised, at the next save or at the end
     ):
-        self.run, self.keep, self.milestones, self.thread, self.error = Path(run), keep, milestones, None, None
+        self.run, self.keep, self.milestones, self.failed, self.thread, self.error, self.saved = Path(run), keep, milestones, failed, None, None, None
         for p in _folder(run).glob('.*'): shutil.rmtree(p, ignore_errors=True)                     # what a kill has left
 
     def save(self, step, model, optimizer, more={}, **said):
-        "Save, now or behind; raises what the save before ended in"
+        "Save, now or behind; `saved` is the last step that is on the disk"
         self.wait()
         parts = parts_of(model, optimizer, more)
         free, size = memory_free(torch.device('cpu')), sum(t.nbytes for p in parts.values() for t in p.values())
-        if free is None or free < 2*size: return self._write(step, parts, said)
+        if free is None or free < 2*size: self._write(step, parts, said); return self.wait()
         parts = {name: {k: t.to('cpu', copy=True) for k, t in p.items()} for name, p in parts.items()}
-        self.thread = threading.Thread(target=self._behind, args=(step, parts, said)); self.thread.start()
-
-    def _behind(self, *what):
-        try: self._write(*what)
-        except UserError as e: self.error = e
+        self.thread = threading.Thread(target=self._write, args=(step, parts, said)); self.thread.start()
 
     def _write(self, step, parts, said):
-        write_checkpoint(self.run, step, parts, said)
+        try: write_checkpoint(self.run, step, parts, said)
+        except UserError as e: self.error = e; return
+        self.saved = step
         for old in checkpoints(self.run)[self.keep:]:
             if not self.milestones or int(old.name) % self.milestones: _remove(old)
 
@@ -283,4 +283,12 @@ class Saver:
         "Until the last save is on the disk"
         if self.thread: self.thread.join()
         error, self.thread, self.error = self.error, None, None
-        if error: raise error
+        if error and not self.failed: raise error
+        if error: self.failed(error)
+
+# %% ../nbs/74_checkpoint.ipynb #4a347f37
+def all_finite(
+    model:nn.Module,
+)->bool:
+    "Whether every weight is a number; one reduction for each tensor, one look"
+    return bool(torch.isfinite(torch.stack([torch.linalg.vector_norm(p.detach(), math.inf).float().cpu() for p in model.parameters()])).all())

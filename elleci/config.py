@@ -99,7 +99,7 @@ class TrainConfig:
     schedule:str = 'wsd'          # warm-up, stable, decay; or 'cosine' or 'onecycle', which descend from the warm-up on
     decay_shape:str = 'linear'    # of 'wsd': or 'cosine' or '1-sqrt'
     floor:float = 0.              # fraction of lr that the schedule descends to
-    precision:str = 'bf16'        # of the matmuls: 'bf16' (autocast, weights stay fp32), 'bf16-weights' (they do not), or 'fp32'
+    precision:str = 'bf16'        # of the matmuls: 'bf16' or 'fp16' (autocast, weights stay fp32; fp16 with a loss scale), 'bf16-weights' (they do not), or 'fp32'
     checkpointing:str = 'none'    # what the ordinary step keeps for the backward pass, a key of `CHECKPOINTING`
     int8_backward:bool = False    # ternary layers: gradients rounded to int8 at random, so that their products run in int8 too
     engine:str = 'ordinary'       # or 'layer-major': one layer's gradient exists at a time
@@ -120,6 +120,7 @@ class TrainConfig:
     save_every:int = 500          # steps between checkpoints
     keep:int = 2                  # how many of the last checkpoints are kept
     milestones:int = 0            # steps between checkpoints that are kept for good; 0: none are
+    shrink:bool = False           # where memory runs out, go on with smaller micro-batches and as many tokens a step
 
     def __post_init__(self): _check_train(self)
     @property
@@ -127,7 +128,7 @@ class TrainConfig:
 
 # %% ../nbs/01_config.ipynb #780d47bf
 CHOICES = dict(schedule=('wsd', 'cosine', 'onecycle'), decay_shape=('linear', 'cosine', '1-sqrt'),
-               optimizer=('lion', 'adamw', 'lion8'), precision=('fp32', 'bf16', 'bf16-weights'), checkpointing=tuple(CHECKPOINTING), clip_by=('model', 'layer'),
+               optimizer=('lion', 'adamw', 'lion8'), precision=('fp32', 'bf16', 'fp16', 'bf16-weights'), checkpointing=tuple(CHECKPOINTING), clip_by=('model', 'layer'),
                engine=('ordinary', 'layer-major'), residuals=('auto', 'device', 'pinned', 'pageable'), weights_on=('device', 'host'), states_on=('device', 'host'))
 
 # %% ../nbs/01_config.ipynb #b37d30b7
@@ -135,6 +136,7 @@ def _check_engine(t):
     "Refuse settings that the engine cannot follow"
     if t.engine == 'layer-major':
         _check(t.clip_by == 'layer', "clip_by is 'model': the layer-major engine never has all gradients at once; set clip_by to 'layer'.")
+        _check(t.precision != 'fp16', "precision is 'fp16': loss scaling must see all gradients before it lets one weight change, and the layer-major engine never has them; use 'bf16'.")
         _check(t.checkpointing == 'none', f"checkpointing is {t.checkpointing!r}: the layer-major engine keeps the layers' inputs by itself; set it to 'none'.")
     else:
         for name, own in (('residuals', 'auto'), ('weights_on', 'device'), ('states_on', 'device')):
