@@ -8,7 +8,8 @@ import torch
 from elleci.config import preset
 from elleci.core import atomic_write, pick_device
 from elleci.generate import generate, load_run
-from elleci.train import PROMPTS, elleci_train, read_metrics
+from elleci.telemetry import read_metrics
+from elleci.train import PROMPTS, elleci_train
 
 ROOT = Path(__file__).resolve().parents[1]
 

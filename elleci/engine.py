@@ -246,8 +246,9 @@ class Ordinary:
         self.model, self.optimizer, self.clip, self.clip_by, self.precision, self.done, self.on_update = model, optimizer, clip, clip_by, precision, done, on_update
         self.noise, self.device, self.torn = Noise(model, seed), model.embedding.weight.device, ''
         self.scaler = torch.amp.GradScaler(autocast_device(self.device)) if precision == 'fp16' else None
-        optimizer.register_step_pre_hook(lambda *_: setattr(self, 'torn', f'Step {self.done + 1} ended in the middle of the update: load the last checkpoint, and go on from there.'))
-        optimizer.register_step_post_hook(lambda *_: setattr(self, 'torn', ''))
+        if optimizer is not None:                          # which who only evaluates has not
+            optimizer.register_step_pre_hook(lambda *_: setattr(self, 'torn', f'Step {self.done + 1} ended in the middle of the update: load the last checkpoint, and go on from there.'))
+            optimizer.register_step_post_hook(lambda *_: setattr(self, 'torn', ''))
         fp32_gradients(model)
 
     def _before(self, m): self.noise.at = self.done, m

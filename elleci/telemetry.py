@@ -21,7 +21,7 @@ from .memory.measure import Measurement, live_bytes
 from .layers.ffn import BitLinear
 from .schedules import step_shape
 from .step_time import MACHINES, REACHED, step_flops
-from .account import Account, account, thin
+from .account import Account, thin
 
 # %% ../nbs/68_telemetry.ipynb #fda9ba23
 def read_metrics(
