@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
-.PHONY: train test test-long lab bench bench-gpu readme clean
+.PHONY: train test test-long test-browser lab bench bench-gpu readme clean
 
 train: .venv/run  ## a trained model, from nothing
 	$(BIN)/elleci_train --preset elleci-tiny --out runs/elleci-tiny --resume
@@ -14,6 +14,12 @@ test: .venv/dev   ## every check, on this working tree
 test-long: .venv/dev  ## what takes longer: more kills; three trainings, kept in data/results
 	ELLECI_LONG=1 $(BIN)/python .ci/checks.py
 	$(BIN)/python benchmarks/tiny.py --seeds 3
+
+# a browser is looked for, then fetched; where none is to be had, the check says so and is skipped
+test-browser: .venv/dev  ## dashboard and planner in JupyterLab, driven in Chromium; ELLECI_SCREENSHOTS=1 renews nbs/images
+	@$(PIP) playwright || echo 'playwright could not be installed: the browser test will be skipped'
+	@command -v chromium || command -v chromium-browser || command -v google-chrome || $(BIN)/playwright install chromium || echo 'no Chromium to be had (Debian: apt install chromium): the browser test will be skipped'
+	ELLECI_BROWSER=1 $(BIN)/nbdev_test --path nbs/tests/77_browser.ipynb --n_workers 1 --do_print
 
 lab: .venv/dev    ## read and run the notebooks
 	$(BIN)/jupyter lab --notebook-dir=nbs

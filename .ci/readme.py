@@ -7,7 +7,7 @@ def block(kind, text): return f'```{kind}\n{text.rstrip()}\n```'
 def render(cell):
     "Markdown of one cell; `#| hide` shows nothing, `#| echo: false` only what was printed"
     source = ''.join(cell['source'])
-    if cell['cell_type'] == 'markdown': return [source]
+    if cell['cell_type'] == 'markdown': return [source.replace('](images/', '](nbs/images/')]   # README lies one folder up
     if source.startswith('#| hide'): return []
     printed = ''.join(''.join(o.get('text', o.get('data', {}).get('text/plain', ''))) for o in cell['outputs'])
     shown = [] if source.startswith('#| echo: false') else [block('python', source)]

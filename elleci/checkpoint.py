@@ -279,6 +279,10 @@ class Saver:
         except UserError:
             if kind is None: raise
 
+    def look(self):
+        "Tell of a save that has failed meanwhile"
+        if self.thread and not self.thread.is_alive(): self.wait()
+
     def wait(self):
         "Until the last save is on the disk"
         if self.thread: self.thread.join()

@@ -34,6 +34,7 @@ def choose(
 )->int: # a token id
     "One token from the distribution over the next"
     logits = logits.detach().to('cpu', torch.float32, copy=True); logits[list(never)] = -torch.inf
+    if logits.isnan().any(): raise UserError('The model says NaN: its weights are damaged; use an earlier checkpoint.')
     if temperature == 0: return int(logits.argmax())
     best = logits.topk(min(top_k, len(logits)))
     return int(best.indices[torch.multinomial((best.values/temperature).softmax(-1), 1, generator=generator)])

@@ -187,11 +187,12 @@ class TernaryHealth:
         self.layers, self.rows, self.before = [m for m in model.modules() if isinstance(m, BitLinear)], rows, None
 
     @torch.no_grad()
-    def __call__(self)->dict: # ternary_zero, ternary_flipped (not at the first call); empty where no layer is ternary
+    def __call__(self)->dict: # ternary_zero, ternary_flipped (not at the first call); empty where no layer is ternary, or one is damaged
         if not self.layers: return {}
         zero, codes = [], []
         for m in self.layers:
-            values = ternarize(m.weight)[0]
+            values, scale = ternarize(m.weight)
+            if not torch.isfinite(scale): return {}
             zero.append(float((values == 0).float().mean())); codes.append(pack_ternary(values[:self.rows]).cpu())
         said, before = dict(ternary_zero=statistics.mean(zero)), self.before
         self.before = codes

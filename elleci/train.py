@@ -8,7 +8,6 @@ __all__ = ['PATIENCE', 'AVERAGES', 'PROMPTS', 'validate', 'stop_on_signal', 'Con
 
 # %% ../nbs/76_train.ipynb #8b4253fe
 import contextlib, dataclasses, functools, json, shutil, signal, threading, time
-from collections import Counter
 from pathlib import Path
 import torch
 from torch import nn
@@ -80,7 +79,7 @@ class Controls:
         return {'save', 'stop'} if word == 'stop' else {w for w, on in (('save', word == 'save'), ('pause', self.paused)) if on}
 
 # %% ../nbs/76_train.ipynb #01d32b51
-PATIENCE = 3 # bad steps in a row, and times that a run goes back to the same checkpoint
+PATIENCE = 3 # bad steps in a row until a run goes back, and times in a row that it does
 
 # %% ../nbs/76_train.ipynb #1dd2fb55
 class GoBack(Exception):
@@ -89,7 +88,8 @@ class GoBack(Exception):
         why:str='',   # one sentence's beginning
         passed=(),    # steps whose batches are not to be trained on
         pieces:int=1, # in which each micro-batch is taken
-    ): super().__init__(why); self.passed, self.pieces = set(passed), pieces
+        made:int=0,   # steps that were made before it came to this
+    ): super().__init__(why); self.passed, self.pieces, self.made = set(passed), pieces, made
 
 # %% ../nbs/76_train.ipynb #780a3eee
 def _about_memory(e): return isinstance(e, (torch.OutOfMemoryError, MemoryError)) or 'out of memory' in str(e) or "can't allocate memory" in str(e)
@@ -103,13 +103,13 @@ class Careful:
         log,            # called with the fields of an event
         past=GoBack(),  # what is known from before: steps to pass, pieces to take
         keep=lambda i, micro: None, # called with a bad step and its batch
-    ): self.engine, self.train, self.log, self.passed, self.pieces, self.keep, self.bad, self.last = engine, train, log, past.passed, past.pieces, keep, [], engine.done
+    ): self.engine, self.train, self.log, self.passed, self.pieces, self.keep, self.bad, self.last, self.made = engine, train, log, past.passed, past.pieces, keep, [], engine.done, 0
 
     def step(self, i, micro)->dict: # as the engine's step gives; empty where the step was passed over
         if i in self.passed: return self._skip(i, 'This batch is passed, as its gradient was not finite before.')
         try: out = self._in_pieces(i, micro)
         except FloatingPointError as e: return self._failed(i, micro, str(e).split(': ')[0])
-        self.bad, self.last = [], i
+        self.bad, self.last, self.made = [], i, self.made + 1
         return out
 
     def _skip(self, i, why): self.engine.skip(); self.log(step=i, guard='skip', news=why); return {}
@@ -118,13 +118,13 @@ class Careful:
         scaler = getattr(self.engine, 'scaler', None)
         if scaler and scaler.get_scale() >= 1: return self._skip(i, f'fp16 has overflowed: the step is skipped, and the loss scale is now {scaler.get_scale():g}.')
         self.keep(i, micro); self.bad.append(i); self.sound()
-        if self.engine.torn: raise GoBack(f'{why}, and layers above had been updated', self.bad, self.pieces)
-        if len(self.bad) == PATIENCE: raise GoBack(f'{why}, for the {PATIENCE}rd time in a row', self.bad, self.pieces)
+        if self.engine.torn: raise GoBack(f'{why}, and layers above had been updated', self.bad, self.pieces, self.made)
+        if len(self.bad) == PATIENCE: raise GoBack(f'{why}, for the {PATIENCE}rd time in a row', self.bad, self.pieces, self.made)
         return self._skip(i, f'{why}: the step is skipped, and its batch kept.')
 
     def sound(self):
         "Raise `GoBack` if a weight is not finite; the last step that was made is to blame"
-        if not all_finite(self.engine.model): raise GoBack(f'Step {self.last} has left a weight that is not finite', [self.last], self.pieces)
+        if not all_finite(self.engine.model): raise GoBack(f'Step {self.last} has left a weight that is not finite', [self.last], self.pieces, self.made)
 
     def _in_pieces(self, i, micro):
         while True:
@@ -136,7 +136,7 @@ class Careful:
             self.pieces *= 2
             if self.engine.device.type == 'cuda': torch.cuda.empty_cache()
             self.log(step=i, guard='memory', news=f'Memory ran out: each micro-batch is taken in {self.pieces} pieces from now on.')
-            if self.engine.torn: raise GoBack('Memory ran out in the middle of an update', (), self.pieces)
+            if self.engine.torn: raise GoBack('Memory ran out in the middle of an update', (), self.pieces, self.made)
 
 # %% ../nbs/76_train.ipynb #26119026
 def keep_batch(
@@ -288,7 +288,7 @@ def _explained(config, a, free):
         if not _about_memory(e): raise
         text = explain_oom(e, lambda: alternatives(config, free or a.total - 1, a.target))
     else: return
-    raise UserError(text)
+    raise UserError(text + ('' if config.train.shrink else '\n\nOr add --resume --shrink, which goes on with smaller micro-batches and as many tokens a step.'))
 
 # %% ../nbs/76_train.ipynb #65cd3bf4
 FREE = ('steps', 'save_every', 'keep', 'milestones', 'shrink', 'workers', 'checkpointing', 'residuals', 'weights_on', 'states_on')   # what may change when a run goes on: the rest would make it another run
@@ -347,6 +347,9 @@ def _bar(steps, done):
     return listen, progress, bar.write
 
 # %% ../nbs/76_train.ipynb #6d924a4d
+def _past(steps): return f", past the batch{'es' if len(steps) > 1 else ''} of step{'s' if len(steps) > 1 else ''} {', '.join(map(str, steps))}" if steps else ''
+
+# %% ../nbs/76_train.ipynb #ecb9c71d
 def _attempt(run, config, a, device, past, tell):
     "Train in `run` from its newest checkpoint to the end or to a stop; the last step done, the engine, the average, validation rows"
     t, point = a.config.train, newest(run)                              # where things are placed is resolved there
@@ -362,7 +365,7 @@ def _attempt(run, config, a, device, past, tell):
     forget_after(run, done)
     listen, progress, say = _bar(t.steps, done)
     log = Log(run, [listen, *tell])
-    if past.args[0]: log(step=done, guard='back', news=f"{past}: gone back to step {done}{', past the batches of steps ' + ', '.join(map(str, sorted(past.passed))) if past.passed else ''}.")
+    if past.args[0]: log(step=done, guard='back', news=f"{past}: gone back to step {done}{_past(sorted(past.passed))}.")
     saver = Saver(run, t.keep, t.milestones, failed=lambda e: log(step=engine.done, guard='disk', news=f'{e} The run goes on and tries again at the next save.'))
     def save(i, place):
         kept = dict(more=average.state_dict(), average=[average.begin, average.every]) if average else {}
@@ -372,7 +375,9 @@ def _attempt(run, config, a, device, past, tell):
     total = torch.cuda.get_device_properties(device).total_memory if device.type == 'cuda' else None
     losses = [r['val_loss'] for r in read_metrics(run) if 'val_loss' in r]
     with stop_on_signal() as stopped, saver, contextlib.closing(loader(mix, t, done, pin=device.type == 'cuda')) as batches:
-        last = fit(engine, batches, val, t, log, save, Controls(run, stopped, log), watched, average, losses, Meter(config.model, t, device),
+        controls = Controls(run, stopped, log)
+        told = lambda i: (saver.look(), controls(i))[1]
+        last = fit(engine, batches, val, t, log, save, told, watched, average, losses, Meter(config.model, t, device),
                    Guards(device, total, a.at_rest), careful, functools.partial(_said, config, tok, model))
         saver.wait()
         if not log.flush(): raise UserError(f'{run}/metrics.jsonl could not be written to the end: make room on the disk; --resume goes on from the last checkpoint.')
@@ -399,15 +404,15 @@ def _train(run, config, device, a, auto, track):
         lr = find_lr(a.config, _data(run, config, None, True)[1], device); print(f'learning rate {lr:.3g}, by a range test')
         rated = lambda c: dataclasses.replace(c, train=dataclasses.replace(c.train, lr=lr))
         config, a = rated(config), dataclasses.replace(a, config=rated(a.config))
-    past, tries = GoBack(), Counter()
+    past, tries = GoBack(), 0
     _keep_memory(run, a, device); asked(run)                              # a word from before is nobody's
     reached = lambda: max((int(p.name) for p in checkpoints(run)), default=0)
     with trackers(track, run, json.loads(config_to_json(config)), reached()) as tell:
         while True:
             try: last, engine, average, *rest = _attempt(run, config, a, device, past, tell); break
             except GoBack as e:
-                release(e); tries[at := reached()] += 1
-                if tries[at] > PATIENCE: raise UserError(f'{e}, again and again from step {at} on: lower the learning rate or clip harder, in a new run; the bad batches are in {run}/batches.') from None
+                release(e); tries = 1 if e.made >= config.train.save_every else tries + 1
+                if tries == PATIENCE: raise UserError(f'{e}, again and again: lower the learning rate or clip harder, in a new run; the bad batches are in {run}/batches.') from None
                 past = GoBack(str(e), past.passed | e.passed, e.pieces)
             except RuntimeError as e:                                           # torch raises it wherever the training is just then
                 if 'DataLoader worker' not in str(e): raise
@@ -433,7 +438,9 @@ def _prompts(config): return PROMPTS if config.train.data == EMBEDDED else ('',)
 
 def _said(config, tok, model):
     "What the model says in the middle of its training, where it can be asked: its weights are where it computes"
-    return {} if config.train.weights_on == 'host' else dict(sample=' '.join(generate(model, tok, _prompts(config)[0], 24, seed=config.train.seed).split()))
+    with contextlib.suppress(UserError):                                   # which says that its weights are damaged: the next step will, too
+        if config.train.weights_on == 'device': return dict(sample=' '.join(generate(model, tok, _prompts(config)[0], 24, seed=config.train.seed).split()))
+    return {}
 
 def _sample(run, config, device):
     "Print what the trained model says"
