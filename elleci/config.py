@@ -7,7 +7,7 @@ __all__ = ['EMBEDDED', 'CHECKPOINTING', 'PRESETS', 'ModelConfig', 'TrainConfig',
            'preset']
 
 # %% ../nbs/01_config.ipynb #873be14b
-import dataclasses, json, re
+import dataclasses, json, math, re
 from dataclasses import dataclass
 from .core import UserError
 
@@ -61,13 +61,16 @@ def _check_types(c):
         value = getattr(c, f.name)
         ok = isinstance(value, (int, float) if f.type is float else f.type) and (f.type is bool or not isinstance(value, bool))
         _check(ok, f"{f.name} is {value!r}: give {getattr(f.type, '__name__', f.type)}.")
+        _check(not isinstance(value, float) or math.isfinite(value), f'{f.name} is {value}: give a finite number.')
 
 # %% ../nbs/01_config.ipynb #258b1ba1
 def _check_model(c):
     "Refuse widths that no layer could be built with; called when a `ModelConfig` is made"
     _check_types(c)
     for name, value in dataclasses.asdict(c).items():
-        if type(value) is int: _check(value > 0, f'{name} is {value}: give a positive whole number.')
+        most = dict(n_layers=10**4, vocab_size=10**8).get(name, 10**6)
+        if type(value) is int: _check(0 < value < most, f'{name} is {value}: give a positive whole number, below {most:,}.')
+    _check(c.rope_theta > 0, f'rope_theta is {c.rope_theta}: give a positive number.')
     _check(c.vocab_size % 128 == 0, f'vocab_size is {c.vocab_size}: round it up to {-(-c.vocab_size//128)*128}, a multiple of 128.')
     _check(c.pattern and set(c.pattern) <= set('MAE'),
            f"pattern is {c.pattern!r}: use the letters M (Mamba-2), A (MLA) and E (eigenstates), as in 'MMMA'.")
@@ -166,10 +169,13 @@ def _check_train(t):
     "Refuse settings that no run could use; called when a `TrainConfig` is made"
     _check_types(t)
     _check(0 <= t.seed < 2**63, f'seed is {t.seed}: give a whole number of 0 or more, below 2⁶³.')
-    for name in ('steps', 'seq_len', 'batch_size', 'accumulate'): _check(getattr(t, name) < 10**9, f'{name} is {getattr(t, name)}: give less than 10⁹.')
+    for name in (f.name for f in dataclasses.fields(t) if f.type is int and f.name != 'seed'):
+        most = dict(accumulate=10**4, workers=100).get(name, 10**9)
+        _check(getattr(t, name) < most, f'{name} is {getattr(t, name)}: give less than {most:,}.')
+    _check(t.batch_size*t.seq_len < 2**31, f'A micro-batch of batch_size × seq_len = {t.batch_size*t.seq_len:,} tokens is none: give less than 2³¹.')
     for name in ('steps', 'seq_len', 'batch_size', 'accumulate', 'val_every', 'val_rows', 'save_every', 'keep', 'lr', 'clip'):
         _check(getattr(t, name) > 0, f'{name} is {getattr(t, name)}: give a positive number.')
-    _check(t.lr < 1e3, f'lr is {t.lr}: give less than 1000.')
+    for name in ('lr', 'weight_decay'): _check(getattr(t, name) < 1e3, f'{name} is {getattr(t, name)}: give less than 1000.')
     for name, known in CHOICES.items():
         _check(getattr(t, name) in known, f"{name} is {getattr(t, name)!r}: use {', '.join(map(repr, known[:-1]))} or {known[-1]!r}.")
     _check(t.precision != 'bf16-weights' or t.optimizer == 'lion8', f"precision is 'bf16-weights' and optimizer {t.optimizer!r}: its small updates would be lost in rounding; use 'lion8'.")

@@ -400,12 +400,12 @@ def _keep_memory(run, a, device, seen=None):
 # %% ../nbs/76_train.ipynb #a9adff2a
 def _train(run, config, device, a, auto, track):
     "Everything between a configuration and a trained model in `run`"
+    _keep_memory(run, a, device); asked(run)                              # a word from before is nobody's
     if auto:
         lr = find_lr(a.config, _data(run, config, None, True)[1], device); print(f'learning rate {lr:.3g}, by a range test')
         rated = lambda c: dataclasses.replace(c, train=dataclasses.replace(c.train, lr=lr))
         config, a = rated(config), dataclasses.replace(a, config=rated(a.config))
     past, tries = GoBack(), 0
-    _keep_memory(run, a, device); asked(run)                              # a word from before is nobody's
     reached = lambda: max((int(p.name) for p in checkpoints(run)), default=0)
     with trackers(track, run, json.loads(config_to_json(config)), reached()) as tell:
         while True:
@@ -458,6 +458,13 @@ def _lengths(text): # 0:4,0.1:2,0.3:1 as `TrainConfig.lengths` has it
     except ValueError: raise UserError(f'--lengths is {text}: give fraction:divisor pairs such as 0:4,0.1:2,0.3:1.') from None
 
 # %% ../nbs/76_train.ipynb #d308f26a
+def _clear(run):
+    "Remove what a run that saved nothing has left; `UserError` where the folder is not a run's"
+    ours = [run/name for name in ('tokenizer.json', 'tokens') if (run/name).exists()]
+    if ours and not (run/'memory.json').exists(): raise UserError(f'{run} holds {ours[0].name}, and no run has put it there: give another --out.')
+    for path in ours: shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+# %% ../nbs/76_train.ipynb #67a0bdf9
 def _go(run, config, resumed, auto, track):
     "Train what is left to train, and show what was learned"
     point, device, t = newest(run), pick_device(), config.train
@@ -469,7 +476,7 @@ def _go(run, config, resumed, auto, track):
     else:
         free = memory_free(device); a = announce(config, device, free)
         with claim(run), _explained(config, a, free):
-            if not resumed: (run/'tokenizer.json').unlink(missing_ok=True); shutil.rmtree(run/'tokens', ignore_errors=True)
+            if not resumed: _clear(run)
             _train(run, config, device, a, auto and not done, track)
     _sample(run, config, device)
 

@@ -355,7 +355,7 @@ def loader(
     "The batches of a run from the next step on, made ahead of time by worker processes where `train.workers` asks for any"
     workers = min(train.workers, 1) if mix.streams() else train.workers
     ahead = dict(multiprocessing_context='spawn', prefetch_factor=2, worker_init_fn=_undisturbed) if workers else {}
-    steps = torch.utils.data.DataLoader(Steps(mix, train, share), batch_size=None, sampler=range(done + 1, train.steps + 1), num_workers=workers, pin_memory=pin, **ahead)
+    steps = torch.utils.data.DataLoader(Steps(mix, train, share), batch_size=None, sampler=range(done + 1, train.steps + 1), num_workers=workers, pin_memory=pin, generator=torch.Generator(), **ahead)   # else it draws from the run's
     with _unsignalled() if workers else contextlib.nullcontext(): steps = iter(steps)
     for step in steps:
         if isinstance(step, UserError): raise step
