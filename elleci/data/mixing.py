@@ -7,7 +7,7 @@ __all__ = ['PERIOD', 'best_fit', 'fill', 'Position', 'Rows', 'rows_of', 'Ended',
            'Steps', 'loader', 'open_data']
 
 # %% ../../nbs/73_mixing.ipynb #eba09632
-import contextlib, functools, math, multiprocessing.resource_tracker, signal, sys, zlib
+import contextlib, functools, math, multiprocessing.resource_tracker, os, signal, sys, threading, time, zlib
 from bisect import bisect_left, bisect_right, insort
 from itertools import islice
 from pathlib import Path
@@ -354,7 +354,7 @@ def loader(
 ): # yields what `Steps` has, for steps done + 1 … train.steps
     "The batches of a run from the next step on, made ahead of time by worker processes where `train.workers` asks for any"
     workers = min(train.workers, 1) if mix.streams() else train.workers
-    ahead = dict(multiprocessing_context='spawn', prefetch_factor=2, worker_init_fn=_undisturbed) if workers else {}
+    ahead = dict(multiprocessing_context='spawn', prefetch_factor=2, worker_init_fn=functools.partial(_undisturbed, os.getpid())) if workers else {}
     steps = torch.utils.data.DataLoader(Steps(mix, train, share), batch_size=None, sampler=range(done + 1, train.steps + 1), num_workers=workers, pin_memory=pin, generator=torch.Generator(), **ahead)   # else it draws from the run's
     with _unsignalled() if workers else contextlib.nullcontext(): steps = iter(steps)
     for step in steps:
@@ -371,8 +371,13 @@ def _unsignalled(): # processes inherit what is blocked while they start, before
     finally: mask and mask(signal.SIG_SETMASK, old)
 
 # %% ../../nbs/73_mixing.ipynb #04963338
-def _undisturbed(worker): # Ctrl-C and a termination of the whole group are for the process that trains
+def _undisturbed(parent, worker): # Ctrl-C and a termination of the whole group are for the process that trains
     for s in (signal.SIGINT, signal.SIGTERM): signal.signal(s, signal.SIG_IGN)
+    threading.Thread(target=_die_with, args=(parent,), daemon=True).start()
+
+def _die_with(parent): # torch's own watchdog does not notice a parent that was killed before the worker was ready
+    while os.getppid() == parent: time.sleep(.5)
+    os._exit(1)
 
 # %% ../../nbs/73_mixing.ipynb #5fa00d8d
 def _sides(names:list): # of the documents of a store
