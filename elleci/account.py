@@ -145,9 +145,10 @@ def account(
     done = replay(taken + trace.replay_events()) if target == 'cuda' else None
     if done: done.allocated, done.reserved = done.allocated[len(taken):], done.reserved[len(taken):]
     peak = int(done.allocated.argmax()) if done else 0
-    at = int(trace.device_events[peak]) if done else trace.peak_event
+    at = int(trace.device_events[peak]) if done else int((trace.running + trace.host_running).argmax())          # a CPU has one memory for both
     rounding = int(done.allocated[peak] - trace.running[at]) - sum(workspaces) if done else 0
-    categories = trace.breakdown(at) | dict(rounding=rounding, workspaces=sum(workspaces), context=context)
+    here, host = trace.breakdown(at), {} if done else trace.host_breakdown(at)
+    categories = {c: n + host.get(c, 0) for c, n in here.items()} | dict(rounding=rounding, workspaces=sum(workspaces), context=context)
     return Account(config, target, trace, done, categories, _host(config, target, trace), context)
 
 # %% ../nbs/64_account.ipynb #235ca3e8

@@ -137,12 +137,13 @@ def predicted_memory(
     a:Account,
 )->dict: # bytes: categories at the peak, peak_allocated, peak_reserved, total, host, timeline by category, reserved; steps: where in the timeline each begins
     "The account of a run, small enough for a file"
-    t, events = a.trace, a.trace.device_events
-    at = thin(t.running[events], POINTS)
-    whole = {c: x[events[at]].tolist() for c, x in t.timeline().items() if x.any()}
-    steps = [int(np.searchsorted(events[at], s)) for s in t.steps()]
+    t, gpu = a.trace, a.target == 'cuda'
+    host, events = t.timeline(host=True), t.device_events if gpu else np.arange(len(t.running))         # a CPU has one memory for both
+    whole = {c: x if gpu else x + host[c] for c, x in t.timeline().items()}
+    at = events[thin(sum(whole.values())[events], POINTS)]
+    steps, reserved = [int(np.searchsorted(at, s)) for s in t.steps()], a.replay.reserved[np.searchsorted(events, at)].tolist() if a.replay else None
     return dict(categories=a.categories, peak_allocated=a.peak_allocated, peak_reserved=a.peak_reserved, total=a.total, host=a.host,
-                timeline=whole, reserved=a.replay.reserved[at].tolist() if a.replay else None, steps=steps)
+                timeline={c: x[at].tolist() for c, x in whole.items() if x.any()}, reserved=reserved, steps=steps)
 
 # %% ../nbs/68_telemetry.ipynb #04a547ae
 def measured_memory(
@@ -249,7 +250,10 @@ def trackers(
     with contextlib.ExitStack() as stack:
         told = []
         for n in asked:
-            tell, close = TRACKERS[n](Path(run), config, done); tell.__name__ = n
+            try: tell, close = TRACKERS[n](Path(run), config, done)
+            except UserError: raise
+            except Exception as e: raise UserError(f'{n} could not be begun ({type(e).__name__}: {e}): set it up, or leave it out.') from None
+            tell.__name__ = n
             told.append(tell); stack.callback(_quietly, n, close)
         yield told
 

@@ -495,10 +495,10 @@ class Trace:
         "Bytes of host memory by category after `event` (default: at its own peak)"
         return _by_category(self.alive(event, host=True))
 
-    def timeline(self):
-        "Bytes alive on the device after each event, by category: dict of arrays"
+    def timeline(self, host=False):
+        "Bytes alive on the device, or in host memory, after each event, by category: dict of arrays"
         kinds = np.array([CATEGORIES.index(a.category) for a in self.allocations])[self._who]
-        return {c: np.cumsum(np.where(kinds == k, self._change, 0)) for k, c in enumerate(CATEGORIES)}
+        return {c: np.cumsum(np.where(kinds == k, self._host_change if host else self._change, 0)) for k, c in enumerate(CATEGORIES)}
 
     def _event(self, k): return self.allocations[self._who[k]]
 
