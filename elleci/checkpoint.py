@@ -9,7 +9,7 @@ __all__ = ['FORMAT', 'MODEL', 'STATE', 'SEAL', 'MORE', 'RANDOM', 'weights', 'opt
            'all_finite']
 
 # %% ../nbs/74_checkpoint.ipynb #cbb0a076
-import json, math, os, random, shutil, threading, warnings, zlib
+import contextlib, json, math, os, random, shutil, threading, warnings, zlib
 from pathlib import Path
 from typing import NamedTuple
 import numpy as np
@@ -89,12 +89,15 @@ def write_checkpoint(
 )->Path: # the checkpoint
     "Write a checkpoint that is there whole or not at all; raises `UserError` where the disk refuses, and leaves the others as they are"
     final = _folder(run)/f'{step:08d}'; new = final.with_name(f'.{final.name}.new')
+    if final.exists():                                                     # the same state, unless it is damaged
+        with contextlib.suppress(UserError): return verify(final).folder
     try:
         shutil.rmtree(new, ignore_errors=True); new.mkdir(parents=True)
         for name, tensors in parts.items(): _write(new/name, tensors)
         atomic_write(new/SEAL, json.dumps(dict(format=FORMAT, step=step, said=said, files={name: _checksum(new/name) for name in parts}), indent=1))
         if final.exists(): _remove(final)                                 # of an earlier life, and found damaged
-        replace_file(new, final); atomic_write(_folder(run)/'latest', final.name + '\n')
+        replace_file(new, final)
+        with contextlib.suppress(OSError): atomic_write(_folder(run)/'latest', final.name + '\n')   # nothing here depends on it
     except Exception as e:
         shutil.rmtree(new, ignore_errors=True)
         raise UserError(f'{final} could not be written ({e}): make room or check permissions; the checkpoints before it are intact.') from None
@@ -156,7 +159,7 @@ def checkpoints(
     run:str|Path, # the run's folder
 )->list[Path]: # newest first, not yet verified
     "The checkpoints of a run"
-    return sorted((p for p in _folder(run).glob('[0-9]*') if p.is_dir()), reverse=True)
+    return sorted((p for p in _folder(run).glob('[0-9]'*8) if p.is_dir()), reverse=True)
 
 # %% ../nbs/74_checkpoint.ipynb #d269821c
 def newest(
@@ -269,9 +272,10 @@ class Saver:
     def _write(self, step, parts, said):
         try: write_checkpoint(self.run, step, parts, said)
         except UserError as e: self.error = e; return
-        self.saved = step
-        for old in checkpoints(self.run)[self.keep:]:
-            if not self.milestones or int(old.name) % self.milestones: _remove(old)
+        self.saved, found = step, {int(p.name): p for p in checkpoints(self.run)}
+        kept = [n for n in found if n <= step][:self.keep]
+        for n, old in found.items():
+            if n > step or n not in kept and (not self.milestones or n % self.milestones): _remove(old)   # what lies above was damaged: it was not gone on from
 
     def __enter__(self): return self
     def __exit__(self, kind, *error): # an error on the way out must not be hidden by one of the disk

@@ -206,9 +206,13 @@ def atomic_write(
 ):
     "Write `content` to `path` so that a reader finds the old file or the new one, never half of either"
     path = Path(path); new = path.with_name(path.name + '.new')
-    with open(new, 'wb') as f:
-        f.write(content.encode() if isinstance(content, str) else content)
-        f.flush(); os.fsync(f.fileno())
+    try:
+        with open(new, 'wb') as f:
+            f.write(content.encode() if isinstance(content, str) else content)
+            f.flush(); os.fsync(f.fileno())
+    except OSError:                                        # a full disk: what is there of it is of no use
+        with contextlib.suppress(OSError): new.unlink()
+        raise
     replace_file(new, path)
 
 # %% ../nbs/00_core.ipynb #06fdc6a2

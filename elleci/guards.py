@@ -68,8 +68,8 @@ class Guards:
         reserved:int,  # bytes that the allocator holds
         clocks:tuple,  # (wall, steady) in seconds, now
     )->list: # of (kind, sentence)
-        for kept, x in ((self.losses, loss), (self.seconds, seconds), (self.waited, waited), (self.levels, level), (self.reserved, reserved)): kept.append(x)
-        self.steps += 1
+        first = not self.steps; self.steps += 1                             # which waits for workers to start, and for kernels to compile
+        for kept, x in ((self.losses, loss), (self.levels, level)) + ((self.seconds, seconds), (self.waited, waited), (self.reserved, reserved))*(not first): kept.append(x)
         said = self._once('spike', far := loss_spike(self.losses), lambda: f'The loss is {loss:.3f}, {far:.2f} above the median of the steps before: look at the batch if it does not come down.')
         said += self._once('starved', late := starved(self.waited, self.seconds), lambda: f'{late:.0%} of the time is spent waiting for data: give more --workers, or faster storage.')
         moved = clock_jump(clocks[0] - self.clocks[0], clocks[1] - self.clocks[1]) if self.clocks else 0.
@@ -82,5 +82,5 @@ class Guards:
         ought = f', where the account has {fmt_bytes(self.expected)}' if self.expected and self.device.type == 'cuda' else ''
         said = self._once('leak', leak.live if leak else 0., lambda: f'Memory grows by {fmt_bytes(leak.per_step)} a step and does not come back: {fmt_bytes(leak.live)} by now{ought}; '
                           'look for tensors that are kept with their graph (`elleci.memory.measure.LeakWatch` names the line).')
-        signs = spill_signs(list(self.reserved), self.total, list(self.seconds)) if self.total else []
+        signs = spill_signs(list(self.reserved), self.total, list(self.seconds)) if self.total and self.reserved else []
         return said + self._once('spill', float(len(signs)), lambda: ' '.join(signs) + ' Take fewer rows at a time, or set the driver to refuse what does not fit.')

@@ -117,7 +117,7 @@ class Meter:
         self.peak = peak_flops(torch.cuda.get_device_name(device)) if device.type == 'cuda' else None
 
     def __call__(self, i, seconds)->dict: # tokens_per_s, batch, seq_len, eta_s, memory_bytes; where known peak_bytes, mfu, joules
-        shape, self.seconds = step_shape(self.train, i), self.seconds; self.seconds.append(seconds)
+        shape = step_shape(self.train, i); self.seconds.append(seconds)
         said = dict(tokens_per_s=self.train.tokens_per_step/seconds, batch=shape.batch_size, seq_len=shape.seq_len,
                     eta_s=(self.train.steps - i)*statistics.median(self.seconds), memory_bytes=memory_in_use(self.device))
         if self.device.type == 'cuda': said['peak_bytes'] = torch.cuda.max_memory_allocated(self.device)
@@ -126,8 +126,11 @@ class Meter:
         return said
 
     def level(self): # bytes
-        "What tensors hold on a GPU now; on a CPU, what the process does"
-        return torch.cuda.memory_allocated(self.device) if self.device.type == 'cuda' else memory_in_use(self.device)
+        "What tensors hold on a GPU now; on a CPU, what the process does, files that it has mapped left out"
+        if self.device.type == 'cuda': return torch.cuda.memory_allocated(self.device)
+        statm = Path('/proc/self/statm')
+        mapped = int(statm.read_text().split()[2])*os.sysconf('SC_PAGE_SIZE') if statm.exists() else 0
+        return memory_in_use(self.device) - mapped
 
 # %% ../nbs/68_telemetry.ipynb #c7e226af
 POINTS = 300 # of a timeline that is kept

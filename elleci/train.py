@@ -7,7 +7,7 @@ __all__ = ['PATIENCE', 'AVERAGES', 'PROMPTS', 'validate', 'stop_on_signal', 'Con
            'make_average', 'find_lr', 'announce', 'compared', 'elleci_train', 'train_command']
 
 # %% ../nbs/76_train.ipynb #8b4253fe
-import contextlib, dataclasses, functools, json, shutil, signal, threading, time
+import contextlib, dataclasses, functools, gc, json, shutil, signal, threading, time
 from pathlib import Path
 import torch
 from torch import nn
@@ -26,7 +26,7 @@ from .telemetry import Log, Meter, TernaryHealth, asked, claim, forget_after, me
 from .data.tokenizer import load_tokenizer, save_tokenizer
 from .data.sources import data_settings, learn_tokenizer, parse_spec
 from .data.mixing import Mixture, loader, open_data
-from .checkpoint import MODEL, Checkpoint, Saver, all_finite, checkpoints, load_checkpoint, newest, save_weights
+from .checkpoint import MODEL, Checkpoint, Saver, all_finite, checkpoints, load_checkpoint, newest, save_weights, tensor_text
 from .generate import generate, load_run
 
 # %% ../nbs/76_train.ipynb #636dc5e4
@@ -54,10 +54,11 @@ def stop_on_signal():
     "Gives a function that says whether Ctrl-C (or a termination) was asked for; the second Ctrl-C interrupts at once"
     asked = []
     def ask(number, frame):
-        if asked: raise KeyboardInterrupt
+        if asked and number == signal.SIGINT: raise KeyboardInterrupt
         asked.append(number)
     main = threading.current_thread() is threading.main_thread()
-    old = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)} if main else {}
+    known = [getattr(signal, name) for name in ('SIGINT', 'SIGTERM', 'SIGHUP') if hasattr(signal, name)]     # the last: its terminal was closed
+    old = {s: signal.signal(s, ask) for s in known} if main else {}
     try: yield lambda: bool(asked)
     finally:
         for s, handler in old.items(): signal.signal(s, handler)
@@ -79,7 +80,7 @@ class Controls:
         return {'save', 'stop'} if word == 'stop' else {w for w, on in (('save', word == 'save'), ('pause', self.paused)) if on}
 
 # %% ../nbs/76_train.ipynb #01d32b51
-PATIENCE = 3 # bad steps in a row until a run goes back, and times in a row that it does
+PATIENCE = 3 # bad steps in a row after which a run goes back, and times in a row after which it ends
 
 # %% ../nbs/76_train.ipynb #1dd2fb55
 class GoBack(Exception):
@@ -88,11 +89,11 @@ class GoBack(Exception):
         why:str='',   # one sentence's beginning
         passed=(),    # steps whose batches are not to be trained on
         pieces:int=1, # in which each micro-batch is taken
-        made:int=0,   # steps that were made before it came to this
-    ): super().__init__(why); self.passed, self.pieces, self.made = set(passed), pieces, made
+        last:int=0,   # the last step that was made
+    ): super().__init__(why); self.passed, self.pieces, self.last = set(passed), pieces, last
 
 # %% ../nbs/76_train.ipynb #780a3eee
-def _about_memory(e): return isinstance(e, (torch.OutOfMemoryError, MemoryError)) or 'out of memory' in str(e) or "can't allocate memory" in str(e)
+def _about_memory(e): return isinstance(e, (torch.OutOfMemoryError, MemoryError)) or any(said in str(e) for said in ('out of memory', "can't allocate memory", 'ALLOC_FAILED'))
 
 # %% ../nbs/76_train.ipynb #5bdea899
 class Careful:
@@ -103,40 +104,42 @@ class Careful:
         log,            # called with the fields of an event
         past=GoBack(),  # what is known from before: steps to pass, pieces to take
         keep=lambda i, micro: None, # called with a bad step and its batch
-    ): self.engine, self.train, self.log, self.passed, self.pieces, self.keep, self.bad, self.last, self.made = engine, train, log, past.passed, past.pieces, keep, [], engine.done, 0
+    ): self.engine, self.train, self.log, self.passed, self.pieces, self.keep, self.bad, self.last, self.scale = engine, train, log, past.passed, past.pieces, keep, [], engine.done, 0.
 
     def step(self, i, micro)->dict: # as the engine's step gives; empty where the step was passed over
         if i in self.passed: return self._skip(i, 'This batch is passed, as its gradient was not finite before.')
         try: out = self._in_pieces(i, micro)
         except FloatingPointError as e: return self._failed(i, micro, str(e).split(': ')[0])
-        self.bad, self.last, self.made = [], i, self.made + 1
+        self.bad, self.last = [], i
         return out
 
     def _skip(self, i, why): self.engine.skip(); self.log(step=i, guard='skip', news=why); return {}
 
     def _failed(self, i, micro, why):
-        scaler = getattr(self.engine, 'scaler', None)
-        if scaler and scaler.get_scale() >= 1: return self._skip(i, f'fp16 has overflowed: the step is skipped, and the loss scale is now {scaler.get_scale():g}.')
-        self.keep(i, micro); self.bad.append(i); self.sound()
-        if self.engine.torn: raise GoBack(f'{why}, and layers above had been updated', self.bad, self.pieces, self.made)
-        if len(self.bad) == PATIENCE: raise GoBack(f'{why}, for the {PATIENCE}rd time in a row', self.bad, self.pieces, self.made)
+        self.sound()
+        if 1 <= (scale := self._scale()) < self.scale: return self._skip(i, f'fp16 has overflowed: the step is skipped, and the loss scale is now {scale:g}.')
+        self.keep(i, micro); self.bad.append(i)
+        if self.engine.torn: raise GoBack(f'{why}, and layers above had been updated', self.bad, self.pieces, self.last)
+        if len(self.bad) == PATIENCE: raise GoBack(f'{why}, for the {PATIENCE}rd time in a row', self.bad, self.pieces, self.last)
         return self._skip(i, f'{why}: the step is skipped, and its batch kept.')
 
     def sound(self):
         "Raise `GoBack` if a weight is not finite; the last step that was made is to blame"
-        if not all_finite(self.engine.model): raise GoBack(f'Step {self.last} has left a weight that is not finite', [self.last], self.pieces, self.made)
+        if not all_finite(self.engine.model): raise GoBack(f'Step {self.last} has left a weight that is not finite', [self.last], self.pieces, self.last - 1)
+
+    def _scale(self): scaler = getattr(self.engine, 'scaler', None); return scaler.get_scale() if scaler else 0.
 
     def _in_pieces(self, i, micro):
         while True:
+            self.scale, done = self._scale(), self.engine.done
             parts = [p for m in micro for p in zip(*(t.tensor_split(min(self.pieces, len(t))) for t in m))]
             try: return self.engine.step([[t.to(self.engine.device, non_blocking=True) for t in m] for m in parts])
             except (RuntimeError, MemoryError) as e:
-                if not (self.train.shrink and _about_memory(e)) or self.pieces >= len(micro[0][0]): raise
+                if not (self.train.shrink and _about_memory(e)) or self.pieces >= len(micro[0][0]) or self.engine.done > done: raise
                 release(e)
             self.pieces *= 2
-            if self.engine.device.type == 'cuda': torch.cuda.empty_cache()
             self.log(step=i, guard='memory', news=f'Memory ran out: each micro-batch is taken in {self.pieces} pieces from now on.')
-            if self.engine.torn: raise GoBack('Memory ran out in the middle of an update', (), self.pieces, self.made)
+            if self.engine.torn: raise GoBack('Memory ran out in the middle of an update', (), self.pieces, self.last)
 
 # %% ../nbs/76_train.ipynb #26119026
 def keep_batch(
@@ -170,22 +173,22 @@ def fit(
     told=lambda i: set(), # asked after each step, see `Controls`
     progress=lambda steps: steps, # wraps the iteration
     average=None, # a `LazyAverage`
-    losses=(),    # validation losses so far, which the plateau rule looks at
+    losses=None,  # validation losses so far, which the plateau rule looks at; those to come are added
     meter=None,   # a `Meter`
     guards=None,  # `Guards`
     careful=None, # a `Careful`, which makes the steps
     sample=lambda: {}, # more to write down at each validation
 )->int: # the last step done
     "The training loop: steps engine.done + 1 … train.steps"
-    batches, losses, clock, health = iter(batches), list(losses), time.perf_counter, TernaryHealth(engine.model)
+    batches, losses, clock, health = iter(batches), [] if losses is None else losses, time.perf_counter, TernaryHealth(engine.model)
     meter, guards, careful = meter or Meter(None, train, engine.device), guards or Guards(engine.device), careful or Careful(engine, train, log)
-    def check(i): seen = validate(engine, val, train.batch_size, train.val_rows); losses.append(seen['val_loss']); log(step=i, **seen, **health(), **sample())
+    def check(i): seen = validate(engine, val, max(1, train.batch_size//careful.pieces), train.val_rows); losses.append(seen['val_loss']); log(step=i, **seen, **health(), **sample())
     i = saved = engine.done; place = None
     if i == 0: check(0)
     for i in progress(range(engine.done + 1, train.steps + 1)):
         began = clock()
         try: micro, news, coming = next(batches)
-        except UserError: saved < i - 1 and save(i - 1, place); raise          # the data ends here, and not the steps that were made
+        except UserError: saved < i - 1 and (careful.sound(), save(i - 1, place)); raise      # the data ends here, and not the steps that were made
         place, waited, rates = coming, clock() - began, _rates(train, i, losses, engine.optimizer.param_groups)
         if average: engine.on_update = average.at(i)
         if out := careful.step(i, micro):
@@ -194,9 +197,9 @@ def fit(
             for kind, text in guards(out['loss'], seconds, waited, meter.level(), seen['memory_bytes'], (time.time(), clock())): log(step=i, guard=kind, news=text)
         for line in news: log(step=i, news=line)
         if i % train.val_every == 0 or i == train.steps: check(i)
-        due = i % train.save_every == 0 or i == train.steps
+        due = i % train.save_every == 0 or i in (train.steps, max(careful.passed, default=0))   # the last: so that it need not be gone past again
         while words := told(i) | ({'save'} if due else set()):             # asked once after a step, or what stops might not be saved
-            if 'save' in words: careful.sound(); save(i, place); saved, due = i, False
+            if 'save' in words and saved < i: careful.sound(); save(i, place); saved = i
             if 'pause' not in words: break
         if 'stop' in words: break
     return i
@@ -237,7 +240,9 @@ def find_lr(
     for i, (micro, *_) in enumerate(loader(mix, train), 1):
         for group in engine.optimizer.param_groups: group['lr'] = range_test(i, steps, low, high)
         try: loss = engine.step([[t.to(device) for t in m] for m in micro])['loss']
-        except FloatingPointError: break
+        except FloatingPointError:
+            if getattr(engine, 'scaler', None) and engine.scaler.get_scale() >= 1: engine.skip(); continue      # fp16 finds its scale
+            break
         seen.append((range_test(i, steps, low, high), loss))
         if loss > 2*seen[0][1]: break                            # it has turned, for good
     try: return suggest_lr(seen)
@@ -267,14 +272,15 @@ def announce(
 # %% ../nbs/76_train.ipynb #e6d04d7b
 def compared(
     steps,         # an iterable of step numbers
-    model:nn.Module, # on its device
+    model:nn.Module,
     optimizer:torch.optim.Optimizer,
+    device:torch.device, # where it computes
     tell,          # called with the number of the second step and the `Measurement`
 ): # yields the steps
     "Pass `steps` on, and measure the first two"
     known = [*model.parameters(), *(t for s in optimizer.state.values() for t in s.values() if torch.is_tensor(t))]
     with contextlib.ExitStack() as stack:
-        m, known = stack.enter_context(measure(model.embedding.weight.device, known)), None
+        m, known = stack.enter_context(measure(device, known if device.type == 'cpu' else ())), None
         for n, i in enumerate(steps):
             yield i
             if n == 1: stack.close(); tell(i, m)
@@ -284,7 +290,7 @@ def compared(
 def _explained(config, a, free):
     "An out-of-memory error becomes one screen that says what to change"
     try: yield
-    except (torch.OutOfMemoryError, RuntimeError) as e:
+    except (RuntimeError, MemoryError) as e:
         if not _about_memory(e): raise
         text = explain_oom(e, lambda: alternatives(config, free or a.total - 1, a.target))
     else: return
@@ -320,7 +326,8 @@ def _tokenizer(run, config):
 def _data(run, config, point=None, auto=False):
     "Tokenizer, the mixture at the right place, validation rows per source"
     tok = _tokenizer(run, config)
-    if not auto: atomic_write(run/'config.json', config_to_json(config))   # from here on --resume finds the half-done tokens; without a rate there is nothing to resume
+    path, text = run/'config.json', config_to_json(config)
+    if not auto and not (path.exists() and path.read_text(encoding='utf-8', errors='replace') == text): atomic_write(path, text)   # from here on --resume finds the half-done tokens; without a rate there is nothing to resume
     mix, val = open_data(config.train, tok, run/'tokens')
     said = point.said if point else {}
     if said.get('data', mix.fingerprint) != mix.fingerprint: raise UserError(f'The tokens in {run}/tokens are not those it was begun with: remove that folder, restore the text, and add --resume again; or begin another run.')
@@ -360,25 +367,28 @@ def _attempt(run, config, a, device, past, tell):
     if t.weights_on == 'device': model.to(device)
     optimizer = make_optimizer(model, t)
     average = make_average(t, point, load_checkpoint(point.folder, model, optimizer) if point else {})
+    losses = list(point.said.get('losses', ())) if point else []
     engine = make_engine(model, optimizer, t, done, device)
     if getattr(engine, 'scaler', None) and point: engine.scaler.load_state_dict(point.said['scaler'])
-    forget_after(run, done)
+    with contextlib.suppress(OSError): forget_after(run, done)
     listen, progress, say = _bar(t.steps, done)
     log = Log(run, [listen, *tell])
     if past.args[0]: log(step=done, guard='back', news=f"{past}: gone back to step {done}{_past(sorted(past.passed))}.")
     saver = Saver(run, t.keep, t.milestones, failed=lambda e: log(step=engine.done, guard='disk', news=f'{e} The run goes on and tries again at the next save.'))
     def save(i, place):
         kept = dict(more=average.state_dict(), average=[average.begin, average.every]) if average else {}
-        saver.save(i, model, optimizer, data=mix.fingerprint, place=place, **kept, **dict(scaler=engine.scaler.state_dict()) if getattr(engine, 'scaler', None) else {})
-    watched = lambda steps: compared(progress(steps), model, optimizer, functools.partial(_reconciled, run, a, model, optimizer, log, say))
+        saver.save(i, model, optimizer, data=mix.fingerprint, place=place, losses=losses, **kept, **dict(scaler=engine.scaler.state_dict()) if getattr(engine, 'scaler', None) else {})
+    watched = lambda steps: compared(progress(steps), model, optimizer, engine.device, functools.partial(_reconciled, run, a, model, optimizer, log, say))
     careful = Careful(engine, t, log, past, functools.partial(keep_batch, run))
     total = torch.cuda.get_device_properties(device).total_memory if device.type == 'cuda' else None
-    losses = [r['val_loss'] for r in read_metrics(run) if 'val_loss' in r]
     with stop_on_signal() as stopped, saver, contextlib.closing(loader(mix, t, done, pin=device.type == 'cuda')) as batches:
         controls = Controls(run, stopped, log)
         told = lambda i: (saver.look(), controls(i))[1]
-        last = fit(engine, batches, val, t, log, save, told, watched, average, losses, Meter(config.model, t, device),
-                   Guards(device, total, a.at_rest), careful, functools.partial(_said, config, tok, model))
+        try: last = fit(engine, batches, val, t, log, save, told, watched, average, losses, Meter(config.model, t, device),
+                        Guards(device, total, a.at_rest), careful, functools.partial(_said, config, tok, model))
+        except GoBack as e:
+            if stopped(): raise KeyboardInterrupt(f'stopped; {e}; --resume goes back to the last checkpoint, and on from there.') from None
+            raise
         saver.wait()
         if not log.flush(): raise UserError(f'{run}/metrics.jsonl could not be written to the end: make room on the disk; --resume goes on from the last checkpoint.')
         if last > done and saver.saved != last: raise UserError(f'Step {last} could not be saved: make room on the disk; --resume goes on from step {saver.saved or done}.')
@@ -402,18 +412,20 @@ def _train(run, config, device, a, auto, track):
     "Everything between a configuration and a trained model in `run`"
     _keep_memory(run, a, device); asked(run)                              # a word from before is nobody's
     if auto:
-        lr = find_lr(a.config, _data(run, config, None, True)[1], device); print(f'learning rate {lr:.3g}, by a range test')
+        lr = find_lr(a.config, _data(run, config, None, True)[1], device); _let_go(device); print(f'learning rate {lr:.3g}, by a range test')
         rated = lambda c: dataclasses.replace(c, train=dataclasses.replace(c.train, lr=lr))
         config, a = rated(config), dataclasses.replace(a, config=rated(a.config))
-    past, tries = GoBack(), 0
+    past, tries, furthest = GoBack(), 0, 0
     reached = lambda: max((int(p.name) for p in checkpoints(run)), default=0)
     with trackers(track, run, json.loads(config_to_json(config)), reached()) as tell:
         while True:
             try: last, engine, average, *rest = _attempt(run, config, a, device, past, tell); break
             except GoBack as e:
-                release(e); tries = 1 if e.made >= config.train.save_every else tries + 1
+                release(e)
+                if e.pieces == past.pieces: tries, furthest = 1 if e.last > furthest else tries + 1, max(e.last, furthest, *e.passed)
                 if tries == PATIENCE: raise UserError(f'{e}, again and again: lower the learning rate or clip harder, in a new run; the bad batches are in {run}/batches.') from None
                 past = GoBack(str(e), past.passed | e.passed, e.pieces)
+                _let_go(device)
             except RuntimeError as e:                                           # torch raises it wherever the training is just then
                 if 'DataLoader worker' not in str(e): raise
                 raise UserError(f'A process that reads data has died ({e}): if memory ran out, take fewer workers; --resume goes on from the last checkpoint.') from None
@@ -426,14 +438,20 @@ def _averaged(run, config, engine, average, tok, val, log):
     average.copy_to(owned(engine.model))
     seen = validate(engine, val, config.train.batch_size, config.train.val_rows)
     log(step=config.train.steps, **{k.replace('val_loss', 'average_loss'): v for k, v in seen.items()})
-    save_weights(run/'average', engine.model, step=str(config.train.steps))
+    (run/'average').mkdir(exist_ok=True)
     atomic_write(run/'average'/'config.json', config_to_json(config)); save_tokenizer(tok, run/'average'/'tokenizer.json')
+    save_weights(run/'average', engine.model, step=str(config.train.steps))                # last: it says that all is there
     print(f"the weights averaged from step {average.begin} on have a validation loss of {seen['val_loss']:.3f}; they are in {run/'average'}")
 
 # %% ../nbs/76_train.ipynb #a2cfa0c4
 PROMPTS = ('The function', 'La memoria è')   # continued at the end of a run on the embedded corpus
 
 # %% ../nbs/76_train.ipynb #e000915b
+def _let_go(device):
+    "What an engine that is done with still holds: it and the hooks of its optimizer know each other"
+    gc.collect()
+    if device.type == 'cuda': torch.cuda.empty_cache()
+
 def _prompts(config): return PROMPTS if config.train.data == EMBEDDED else ('',)
 
 def _said(config, tok, model):
@@ -444,8 +462,13 @@ def _said(config, tok, model):
 
 def _sample(run, config, device):
     "Print what the trained model says"
-    _, tok, model = load_run(run, str(device))
-    for prompt in _prompts(config): print('—', generate(model, tok, prompt, 60, seed=config.train.seed).strip())
+    _let_go(device)
+    _, tok, model = load_run(run, 'cpu' if config.train.weights_on == 'host' else str(device))
+    try:
+        for prompt in _prompts(config): print('—', generate(model, tok, prompt, 60, seed=config.train.seed).strip())
+    except RuntimeError as e:
+        if not _about_memory(e): raise
+        print(f'no sample, for want of memory: ask for one with `elleci_generate --run {run}`.')
 
 # %% ../nbs/76_train.ipynb #13ddbe85
 def _number(text): # of --lr
@@ -472,7 +495,7 @@ def _go(run, config, resumed, auto, track):
     own = (run/'tokens').resolve()
     for where in (Path(s.where).resolve() for s in (parse_spec(spec) for _, spec in t.data) if s.kind in ('path', 'shards')):
         if own == where or own in where.parents: raise UserError(f'{where} lies in the folder that {run} keeps its own tokens in: move it elsewhere, or give another --out.')
-    if done >= t.steps and (t.average == 1 or (run/'average'/MODEL).exists()): print(f'{run} is complete: {done} steps.')
+    if done >= t.steps and (t.average == 1 or tensor_text(run/'average'/MODEL).get('step') == str(t.steps)): print(f'{run} is complete: {done} steps.')
     else:
         free = memory_free(device); a = announce(config, device, free)
         with claim(run), _explained(config, a, free):
