@@ -22,7 +22,7 @@ from .engine import make_engine, make_model, owned
 from .schedules import LazyAverage, lerac, lr_factor, plateau_factor, range_test, suggest_lr
 from .account import Account, account, alternatives, measured_peak, settings
 from .guards import Guards
-from .telemetry import Log, Meter, TernaryHealth, asked, claim, forget_after, measured_memory, read_metrics, trackers, write_memory
+from .telemetry import Log, Meter, TernaryHealth, asked, claim, forget_after, measured_memory, trackers, write_memory
 from .data.tokenizer import load_tokenizer, save_tokenizer
 from .data.sources import data_settings, learn_tokenizer, parse_spec
 from .data.mixing import Mixture, loader, open_data
