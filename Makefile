@@ -24,7 +24,7 @@ test-browser: .venv/dev  ## dashboard and planner in JupyterLab, driven in Chrom
 lab: .venv/dev    ## read and run the notebooks
 	$(BIN)/jupyter lab --notebook-dir=nbs
 
-bench: .venv/run  ## train elleci-tiny, say what the loop costs; and with several state sizes; with 8-bit optimizers, ternary or not; pack the 1.5B model; time the account and the scan on this CPU; what was measured goes to data/results
+bench: .venv/run  ## train elleci-tiny, and with several state sizes; time its loop; with 8-bit optimizers, ternary or not; pack the 1.5B model; time the account and the scan on this CPU; what was measured goes to data/results
 	$(BIN)/python benchmarks/tiny.py
 	$(BIN)/python benchmarks/loop.py
 	$(BIN)/python benchmarks/d_state.py
