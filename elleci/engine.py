@@ -336,7 +336,7 @@ class LayerMajor:
         for name, params in self.params.items():
             keys = _state_keys(self.optimizer, params)
             now, home = [self.optimizer.state[p][k] for p, k in keys], self.states[name].views(self.states[name].home) if name in self.states else []
-            if self.states_on == 'host' and [t.data_ptr() for t in now] != [t.data_ptr() for t in home] or any(t.device != self.device for t in now) and self.states_on == 'device':
+            if self.states_on == 'host' and [t.data_ptr() for t in now] != [t.data_ptr() for t in home] or any(t.device.type != self.device.type for t in now) and self.states_on == 'device':
                 self._home(name, keys)
 
     def _home(self, name, keys):
