@@ -239,7 +239,10 @@ def run_command(
     parser = argparse.ArgumentParser(prog=f.__name__, description=f.__doc__)
     for p in inspect.signature(f).parameters.values(): _option(parser, p, help.get(p.name))
     args = vars(parser.parse_args(argv))
-    try: f(**args)
+    try:
+        for name, v in args.items():
+            if isinstance(v, str) and v.encode('utf-8', 'ignore').decode() != v: raise UserError(f"--{name.replace('_', '-')} is not UTF-8 text: give ordinary characters.")
+        f(**args)
     except UserError as e: print(f'{f.__name__}: {e}', file=sys.stderr); return 2
     except OSError as e: print(f'{f.__name__}: {e}: check the path, its permissions and the room on the disk.', file=sys.stderr); return 2
     except KeyboardInterrupt as e: print(f"{f.__name__}: {str(e) or 'interrupted'}", file=sys.stderr); return 130*(not e.args)
