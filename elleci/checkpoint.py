@@ -263,7 +263,7 @@ class Saver:
     def save(self, step, model, optimizer, more={}, **said):
         "Save, now or behind; `saved` is the last step that is on the disk"
         self.wait()
-        parts = parts_of(model, optimizer, more)
+        parts, said = parts_of(model, optimizer, more), json.loads(json.dumps(said))               # a copy of that too: lists go on growing
         free, size = memory_free(torch.device('cpu')), sum(t.nbytes for p in parts.values() for t in p.values())
         if free is None or free < 2*size: self._write(step, parts, said); return self.wait()
         parts = {name: {k: t.to('cpu', copy=True) for k, t in p.items()} for name, p in parts.items()}
