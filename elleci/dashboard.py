@@ -16,8 +16,8 @@ from .core import GiB, MiB, UserError, figure, fmt_bytes, fmt_count, optional, r
 from .config import CHECKPOINTING, CHOICES, PRESETS, Config, ModelConfig, TrainConfig, config_from_json, preset as preset_config
 from .memory.ledger import CARDS, CATEGORIES, COLOURS, card_bytes, kept_by_block, kept_by_head, parameter_counts, parameter_shapes, phases
 from .step_time import MACHINES, step_time
-from .account import account, alternatives, verdict
-from .telemetry import ask, is_running, read_memory, thin
+from .account import account, alternatives, thin, verdict
+from .telemetry import ask, is_running, read_memory
 
 # %% ../nbs/77_dashboard.ipynb #918c9e15
 COLUMNS_SHOWN = 140                                                                     # of a panel

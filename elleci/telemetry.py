@@ -71,16 +71,17 @@ class Log:
 
 # %% ../nbs/68_telemetry.ipynb #7a2f8fa4
 @functools.lru_cache(64)
+def _flops(model, train): phases = step_flops(model, train); return sum(sum(phases[p].values()) for p in ('forward', 'backward'))
+
+# %% ../nbs/68_telemetry.ipynb #91688229
 def useful_flops(
     model:ModelConfig,
     train:TrainConfig,
     i:int=0, # the optimizer step, whose rows may be shorter; 0: full length
 )->int: # operations
     "What an optimizer step has to multiply and add, forward and backward, computed once"
-    shape = step_shape(train, i) if i else None
-    if shape: train = dataclasses.replace(train, seq_len=shape.seq_len, batch_size=shape.batch_size, lengths=())
-    phases = step_flops(model, train)
-    return sum(sum(phases[p].values()) for p in ('forward', 'backward'))
+    shape = step_shape(train, i) if i else train                            # of which a run has few, so that they are counted once
+    return _flops(model, dataclasses.replace(train, seq_len=shape.seq_len, batch_size=shape.batch_size, lengths=()))
 
 # %% ../nbs/68_telemetry.ipynb #35263a2f
 def peak_flops(
@@ -121,7 +122,7 @@ class Meter:
         said = dict(tokens_per_s=self.train.tokens_per_step/seconds, batch=shape.batch_size, seq_len=shape.seq_len,
                     eta_s=(self.train.steps - i)*statistics.median(self.seconds), memory_bytes=memory_in_use(self.device))
         if self.device.type == 'cuda': said['peak_bytes'] = torch.cuda.max_memory_allocated(self.device)
-        if self.peak and self.model: said['mfu'] = useful_flops(self.model, self.train, i if self.train.lengths else 0)/seconds/self.peak
+        if self.peak and self.model: said['mfu'] = useful_flops(self.model, self.train, i)/seconds/self.peak
         if self.energy is not None: before, self.energy = self.energy, joules(self.device); said['joules'] = (self.energy or before) - before
         return said
 
@@ -165,7 +166,7 @@ def measured_memory(
 def write_memory(
     run:str|Path,  # the run's folder
     a:Account,
-    limit:int|None=None, # bytes of the card, or free when the run began
+    limit:int|None=None, # bytes of the card; None on a CPU
     measured:dict|None=None, # from `measured_memory`
     name:str='',   # of the card
 ):

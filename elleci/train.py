@@ -111,7 +111,7 @@ class Careful:
         try: out = self._in_pieces(i, micro)
         except FloatingPointError as e: return self._failed(i, micro, str(e).split(': ')[0])
         self.bad, self.last = [], i
-        return out
+        return out | (dict(loss_scale=self.scale) if self.scale else {})
 
     def _skip(self, i, why): self.engine.skip(); self.log(step=i, guard='skip', news=why); return {}
 
