@@ -59,8 +59,7 @@ def _positions(
     seq_idx:Tensor|None, # (B, T)
     cache:dict|None,     # as from `MLA.new_cache`
 )->Tensor: # (B, T) int64
-    "Where each token stands in its document; `UserError` for documents together with a cache"
-    if cache is not None: check_cache(cache, x, seq_idx)
+    "Where each token stands in its document"
     if seq_idx is None: return torch.arange(x.shape[1], device=x.device).expand(x.shape[:2]) + (cache['length'] if cache else 0)
     return document_positions(seq_idx)
 
@@ -118,6 +117,7 @@ class MLA(nn.Module):
         norm:nn.Module|None=None, # an `RMSNorm` in front, see `project`
     )->Tensor: # (B, T, D)
         c, past = self.cfg, cache['length'] if cache else 0
+        if cache is not None: check_cache(cache, x, seq_idx)
         positions = _positions(x, seq_idx, cache)
         q, latent = project(x, norm, self.q_proj, self.kv_down)
         q_nope, q_rope = q.unflatten(-1, (c.n_attn_heads, -1)).split([c.qk_nope_head_dim, c.qk_rope_head_dim], -1)
