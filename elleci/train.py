@@ -249,12 +249,27 @@ def find_lr(
     except UserError as e: raise UserError(f'{e} Or give --lr a number.') from None
 
 # %% ../nbs/76_train.ipynb #3ee59a6a
+def _refuse_too_large(
+    config:Config,
+    device:torch.device,
+    free:int|None, # bytes to be had on the device; None where unknown
+):
+    "`UserError` where the weights alone have no room: the rehearsal of such a model would take minutes"
+    numbers, t = sum(parameter_counts(config.model).values()), config.train
+    where, room = ('RAM', memory_free(torch.device('cpu'))) if t.weights_on == 'host' else (device, free)
+    weights = numbers*(2 if t.precision == 'bf16-weights' else 4)
+    if room is not None and weights > room:
+        raise UserError(f'{config.preset} has {fmt_count(numbers)} parameters: its weights alone take {fmt_bytes(weights)}, and {where} has '
+                        f'{fmt_bytes(room)} free: take a smaller model or a larger device.')
+
+# %% ../nbs/76_train.ipynb #fb45a28b
 def announce(
     config:Config,
     device:torch.device,
     free:int|None, # bytes to be had on the device; None where unknown
 )->Account:
     "Print what will be trained and what it will hold; raises `UserError` if that cannot fit, or asks for memory that the machine has not got"
+    _refuse_too_large(config, device, free)
     if config.train.residuals == 'pinned': HostMemory('pinned', device)                          # refuses where there is no GPU, before anything is written
     a, t = account(config.model, config.train, 'cuda' if device.type == 'cuda' else 'cpu', name=config.preset, limit=free), config.train
     table = parameter_counts(config.model)
