@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PATIENCE', 'AVERAGES', 'PROMPTS', 'validate', 'stop_on_signal', 'Controls', 'GoBack', 'Careful', 'keep_batch', 'fit',
-           'make_average', 'find_lr', 'announce', 'compared', 'elleci_train', 'train_command']
+           'make_average', 'find_lr', 'announce', 'measured_steps', 'compared', 'elleci_train', 'train_command']
 
 # %% ../nbs/76_train.ipynb #8b4253fe
 import contextlib, dataclasses, functools, gc, json, shutil, signal, threading, time
@@ -14,7 +14,7 @@ from torch import nn
 from .core import UserError, atomic_write, fmt_bytes, fmt_count, memory_free, pick_device, require, run_command, seed_everything
 from .memory.host import HostMemory
 from .memory.ledger import parameter_counts
-from .memory.measure import explain_oom, measure, release
+from .memory.measure import StepMemory, explain_oom, release
 from .config import EMBEDDED, Config, config_from_json, config_to_json, preset as preset_config
 from .model import IGNORE
 from .optim import make_optimizer
@@ -270,20 +270,39 @@ def announce(
     return a
 
 # %% ../nbs/76_train.ipynb #e6d04d7b
+@contextlib.contextmanager
+def measured_steps(
+    engine, # from `make_engine`; its `step` is wrapped
+): # a context manager that gives a `StepMemory`
+    "Within it, the engine's steps are measured, and nothing else"
+    states = (t for state in engine.optimizer.state.values() for t in state.values() if torch.is_tensor(t))
+    known = [*engine.model.parameters(), *states] if engine.device.type == 'cpu' else []
+    memory = StepMemory(engine.device, known, [engine.model.embedding, *engine.model.blocks])
+    del known, states
+    step, before = engine.step, vars(engine).get('step')
+    def measured(micro_batches):
+        with memory.step([t for batch in micro_batches for t in batch]): return step(micro_batches)
+    engine.step = measured
+    try: yield memory
+    finally:
+        del engine.step
+        if before is not None: engine.step = before
+
+# %% ../nbs/76_train.ipynb #b5261580
 def compared(
-    steps,         # an iterable of step numbers
-    model:nn.Module,
-    optimizer:torch.optim.Optimizer,
-    device:torch.device, # where it computes
-    tell,          # called with the number of the second step and the `Measurement`
+    steps,  # an iterable of step numbers
+    engine, # from `make_engine`, which makes them
+    tell,   # called with the number of the second step that was made and the `Measurement`
 ): # yields the steps
-    "Pass `steps` on, and measure the first two"
-    known = [*model.parameters(), *(t for s in optimizer.state.values() for t in s.values() if torch.is_tensor(t))]
-    with contextlib.ExitStack() as stack:
-        m, known = stack.enter_context(measure(device, known if device.type == 'cpu' else ())), None
-        for n, i in enumerate(steps):
+    "Pass `steps` on, and measure the first two that are made"
+    steps = iter(steps)
+    with measured_steps(engine) as memory:
+        for i in steps:
             yield i
-            if n == 1: stack.close(); tell(i, m)
+            if memory.steps == 2: break
+        else: return
+    tell(i, memory.measurement())
+    yield from steps
 
 # %% ../nbs/76_train.ipynb #9ce3583a
 @contextlib.contextmanager
@@ -378,7 +397,7 @@ def _attempt(run, config, a, device, past, tell):
     def save(i, place):
         kept = dict(more=average.state_dict(), average=[average.begin, average.every]) if average else {}
         saver.save(i, model, optimizer, data=mix.fingerprint, place=place, losses=losses, **kept, **dict(scaler=engine.scaler.state_dict()) if getattr(engine, 'scaler', None) else {})
-    watched = lambda steps: compared(progress(steps), model, optimizer, engine.device, functools.partial(_reconciled, run, a, model, optimizer, log, say))
+    watched = lambda steps: compared(progress(steps), engine, functools.partial(_reconciled, run, a, model, optimizer, log, say))
     careful = Careful(engine, t, log, past, functools.partial(keep_batch, run))
     total = torch.cuda.get_device_properties(device).total_memory if device.type == 'cuda' else None
     with stop_on_signal() as stopped, saver, contextlib.closing(loader(mix, t, done, pin=device.type == 'cuda')) as batches:
