@@ -11,8 +11,8 @@ import contextlib, dataclasses, functools, gc, json, shutil, signal, threading, 
 from pathlib import Path
 import torch
 from torch import nn
-from .core import UserError, atomic_write, fmt_bytes, fmt_count, memory_free, pick_device, require, run_command, seed_everything
-from .memory.host import HostMemory
+from .core import UserError, atomic_write, fmt_bytes, fmt_count, memory_free, memory_in_use, pick_device, require, run_command, seed_everything
+from .memory.host import HostMemory, return_freed
 from .memory.ledger import parameter_counts
 from .memory.measure import StepMemory, explain_oom, release
 from .config import EMBEDDED, Config, config_from_json, config_to_json, preset as preset_config
@@ -20,7 +20,7 @@ from .model import IGNORE
 from .optim import make_optimizer
 from .engine import make_engine, make_model, owned
 from .schedules import LazyAverage, lerac, lr_factor, plateau_factor, range_test, suggest_lr
-from .account import Account, account, alternatives, measured_peak, settings
+from .account import Account, account, alternatives, measured_peak, process_line, settings
 from .guards import Guards
 from .telemetry import Log, Meter, TernaryHealth, asked, claim, forget_after, measured_memory, trackers, write_memory
 from .data.tokenizer import load_tokenizer, save_tokenizer
@@ -259,12 +259,14 @@ def announce(
     a, t = account(config.model, config.train, 'cuda' if device.type == 'cuda' else 'cpu', name=config.preset, limit=free), config.train
     table = parameter_counts(config.model)
     print(f"{config.preset}: {fmt_count(sum(table.values()))} parameters ({', '.join(f'{k} {fmt_count(v)}' for k, v in table.items())})")
-    print(f"{device} will hold {fmt_bytes(a.total)} at its peak: {', '.join(f'{k} {fmt_bytes(v)}' for k, v in a.categories.items() if v)}")
+    if a.target == 'cpu': a = dataclasses.replace(a, process=memory_in_use(device))
+    print(f"{device} will hold {fmt_bytes(a.total)}{' in tensors' if a.process else ''} at its peak: {', '.join(f'{k} {fmt_bytes(v)}' for k, v in a.categories.items() if v)}")
+    if a.process: print(process_line(a))
     print(f'{t.steps:,} steps of {t.tokens_per_step:,} tokens ({t.accumulate} × {t.batch_size} × {t.seq_len}), {t.optimizer}, lr {t.lr:g}, {t.precision}')
     if free is not None and not a.fits(free):
-        raise UserError(f'{config.preset} needs {fmt_bytes(a.total)}, and {device} has {fmt_bytes(free)} free: take a smaller preset or a larger device; '
+        raise UserError(f'{config.preset} needs {fmt_bytes(a.needed)}, and {device} has {fmt_bytes(free)} free: take a smaller preset or a larger device; '
                         f'`elleci_memory --preset {config.preset} --vram {free//2**20}MiB` says what would fit.')
-    beside, room = a.host_total, memory_free(torch.device('cpu'))
+    beside, room = 0 if a.target == 'cpu' else a.host_total, memory_free(torch.device('cpu'))
     if room is not None and beside > room: raise UserError(f'{config.preset} needs {fmt_bytes(beside)} of RAM beside the card, and {fmt_bytes(room)} are free: '
                                                            'close other programs, leave more on the device, or take fewer tokens a step.')
     return a
@@ -311,7 +313,7 @@ def _explained(config, a, free):
     try: yield
     except (RuntimeError, MemoryError) as e:
         if not _about_memory(e): raise
-        text = explain_oom(e, lambda: alternatives(config, free or a.total - 1, a.target))
+        text = explain_oom(e, lambda: alternatives(config, free or a.needed - 1, a.target))
     else: return
     raise UserError(text + ('' if config.train.shrink else '\n\nOr add --resume --shrink, which goes on with smaller micro-batches and as many tokens a step.'))
 
@@ -567,4 +569,5 @@ def elleci_train(
 # %% ../nbs/76_train.ipynb #be788e70
 def train_command():
     "`elleci_train` in a shell"
+    return_freed()
     return run_command(elleci_train)

@@ -117,6 +117,7 @@ class Measurement:
     end:int = 0               # alive after
     peak_allocated:int = 0    # the highest point between
     peak_reserved:int|None = None # of the GPU's allocator; None on a CPU
+    peak_resident:int = 0     # of `StepMemory`: the highest resident set of this process; 0 where unknown
     events:list = field(default_factory=list, repr=False) # ('a', key, nbytes), ('f', key) in order
     ops:dict = field(default_factory=dict, repr=False)    # key: the operator (CPU) or source line (GPU) that asked for it
     course:np.ndarray|None = field(default=None, repr=False) # of `StepMemory`, which keeps no events: bytes alive over time
@@ -350,6 +351,13 @@ class _CudaRecord:
     def reserved(self): return self.top
 
 # %% ../../nbs/13_measure.ipynb #4b2b37dd
+def _resident_peak()->int: # bytes; 0 where the system does not say
+    "The highest resident set of this process so far"
+    try:
+        with open('/proc/self/status') as f: return int(re.search(r'VmHWM:\s+(\d+) kB', f.read())[1])*KiB
+    except (OSError, TypeError): return 0
+
+# %% ../../nbs/13_measure.ipynb #46a9515f
 class StepMemory:
     "The highest point of some steps and the way there, measured at little cost; what happens between them does not count"
     def __init__(self,
@@ -371,13 +379,14 @@ class StepMemory:
             yield
             return
         self.record.begin(inputs)
-        hooks = self._hooks()
+        hooks, highest = self._hooks(), _resident_peak()
         try:
             yield
             self.steps += 1
         finally:
             for hook in hooks: hook.remove()
             self._note(end=True)
+            if (now := _resident_peak()) > highest: self.result.peak_resident = now
             _MEASURING.release()
 
     def _hooks(self):
@@ -388,6 +397,7 @@ class StepMemory:
     def _note(self, end=False):
         if end or self.record.possible():
             self.result.end = self._add(self.record.read(end))
+            self.result.peak_resident = max(self.result.peak_resident, memory_in_use(torch.device('cpu')))
 
     def _add(self, level):
         if not self.result.peak_allocated: self.result.start = int(level[0])
