@@ -63,12 +63,12 @@ def child(case, way):
     imports = status()[0]
     if way != 'heap': return_freed()
     if way == 'without the comparison': elleci.train.compared = lambda steps, *_: steps
-    elleci.config.PRESETS[case] = CASES[case]
+    elleci.config.PRESETS['measured'] = CASES[case]
     accounts, watched, announce, make = [], Watched(), elleci.train.announce, elleci.train.make_engine
     elleci.train.announce = lambda *a: accounts.append(announce(*a)) or accounts[0]
     elleci.train.make_engine = lambda *a, **k: watched(make(*a, **k))
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()) as said:
-        elleci.train.elleci_train(preset=case, out=f'{folder}/run')
+        elleci.train.elleci_train(preset='measured', out=f'{folder}/run')
         rows = read_metrics(Path(folder)/'run')
     a = accounts[0]
     print(json.dumps(dict(imports=imports, peak=status()[1] - imports, peak_in_steps=max(watched.resident) - imports, tensors=a.peak_allocated,
