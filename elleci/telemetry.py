@@ -17,7 +17,7 @@ from torch import nn
 from .core import UserError, atomic_write, memory_in_use, optional, require
 from .config import ModelConfig, TrainConfig
 from .kernels.ternary import ternarize, pack_ternary, ternary_flips
-from .memory.measure import Measurement, live_bytes
+from .memory.measure import Measurement
 from .layers.ffn import BitLinear
 from .schedules import step_shape
 from .step_time import MACHINES, REACHED, step_flops
@@ -157,7 +157,7 @@ def measured_memory(
 )->dict: # bytes: weights and optimizer on the device, peak_allocated, peak_reserved, context; timeline
     "What the machine says of the same steps"
     there = lambda tensors: sum(t.nbytes for t in tensors if t.device.type == m.device.type)
-    live = live_bytes(m.events) if m.events else np.zeros(0, int)
+    live = m.live()
     context = m.after['card used'] - m.after['reserved'] if 'card used' in m.after else None
     return dict(weights=there(model.parameters()), optimizer=there(t for s in optimizer.state.values() for t in s.values() if torch.is_tensor(t)),
                 peak_allocated=m.peak_allocated, peak_reserved=m.peak_reserved, context=context, timeline=live[thin(live, POINTS)].tolist())
