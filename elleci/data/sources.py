@@ -8,6 +8,7 @@ __all__ = ['HELD_OUT', 'Document', 'Spec', 'parse_spec', 'corpus_folder', 'stead
 
 # %% ../../nbs/71_data.ipynb #dae25f48
 import ast, atexit, contextlib, gc, json, os, sysconfig, time, warnings, weakref, zlib
+from collections import deque
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -263,12 +264,41 @@ def _load(name, s):
                         'embedded:english.') from e
 
 # %% ../../nbs/71_data.ipynb #d390ed87
+PARTS = 8 # of a stream's files, that are read side by side
+
+# %% ../../nbs/71_data.ipynb #d1940c11
+def _turns(heads, rows):
+    "One row of each iterator in turn; `heads` have been taken already, None of one that has ended"
+    live = deque(pair for pair in zip(heads, rows) if pair[0] is not None)
+    while live:
+        head, left = live.popleft()
+        yield head
+        if (head := next(left, None)) is not None: live.append((head, left))
+
+# %% ../../nbs/71_data.ipynb #2a35c5ea
+def _in_turn(
+    parts:list, # datasets, each with `skip`
+    start:int,  # rows to pass over
+): # an iterator of rows
+    "One row of each part in turn, from row number `start` on"
+    rounds, rest = divmod(start, len(parts))
+    rows = [iter(p.skip(rounds) if rounds else p) for p in parts]
+    heads = [next(r, None) for r in rows]
+    if None not in heads: yield from islice(_turns(heads, rows), rest, None)
+    elif rounds == 0: yield from islice(_turns(heads, rows), start, None)
+    else: # one ended before, and nobody knows where
+        del rows, heads
+        yield from islice(_in_turn(parts, 0), start, None)
+
+# %% ../../nbs/71_data.ipynb #823066ac
 def _hub(name, s):
     "`open` of a hub: spec, for `steady`"
     data = _load(name, s)
     def rows(start):
         past = hasattr(data, '__len__') and start >= len(data)               # a dataset will not skip all it has; a stream has no length
-        left = () if past else data.skip(start) if start else data
+        parts = min(PARTS, getattr(data, 'num_shards', 1)) if s.stream else 1
+        if parts > 1: left = _in_turn([data.shard(parts, i) for i in range(parts)], start)
+        else: left = () if past else data.skip(start) if start else data
         try:
             for i, row in enumerate(left, start): yield _record(row, name, f'row {i}', s.field)
         finally: del left; gc.collect()                                      # joins Arrow's threads
