@@ -319,8 +319,9 @@ def run_command(
     try:
         args = vars(parser.parse_args(argv))
         for name, v in args.items():
-            if not isinstance(v, str): continue
             flag = '--' + name.replace('_', '-')
+            if v == []: raise UserError(f"{flag} is '--': give a value.")      # what argparse makes of it
+            if not isinstance(v, str): continue
             if v.encode('utf-8', 'ignore').decode() != v: raise UserError(f'{flag} is not UTF-8 text: give ordinary characters.')
             args[name] = read_number(flag, inspect.signature(f).parameters[name].annotation, v)
         f(**args)

@@ -6,11 +6,10 @@
 __all__ = ['PATIENCE', 'AVERAGES', 'PROMPTS', 'validate', 'stop_on_signal', 'Controls', 'GoBack', 'Careful', 'keep_batch', 'fit',
            'make_average', 'find_lr', 'announce', 'measured_steps', 'compared', 'elleci_train', 'train_command']
 
-# %% ../nbs/76_train.ipynb #8b4253fe
+# %% ../nbs/76_train.ipynb #339343bd
 import contextlib, dataclasses, functools, gc, json, shutil, signal, threading, time
 from pathlib import Path
 import torch
-from torch import nn
 from .core import UserError, atomic_write, fmt_bytes, fmt_count, memory_free, memory_in_use, pick_device, require, run_command, seed_everything
 from .memory.host import HostMemory, return_freed
 from .memory.ledger import parameter_counts
@@ -24,8 +23,9 @@ from .account import Account, account, alternatives, measured_peak, process_line
 from .guards import Guards
 from .telemetry import Log, Meter, TernaryHealth, asked, claim, forget_after, measured_memory, trackers, write_memory
 from .data.tokenizer import load_tokenizer, save_tokenizer
+from .data.shards import fingerprint
 from .data.sources import data_settings, learn_tokenizer, parse_spec
-from .data.mixing import Mixture, loader, open_data
+from .data.mixing import Mixture, check_same_data, loader, open_data
 from .checkpoint import MODEL, Checkpoint, Saver, all_finite, checkpoints, load_checkpoint, newest, save_weights, tensor_text
 from .generate import generate, load_run
 
@@ -366,7 +366,7 @@ def _data(run, config, point=None, auto=False):
     if not auto and not (path.exists() and path.read_text(encoding='utf-8', errors='replace') == text): atomic_write(path, text)   # from here on --resume finds the half-done tokens; without a rate there is nothing to resume
     mix, val = open_data(config.train, tok, run/'tokens')
     said = point.said if point else {}
-    if said.get('data', mix.fingerprint) != mix.fingerprint: raise UserError(f'The tokens in {run}/tokens are not those it was begun with: remove that folder, restore the text, and add --resume again; or begin another run.')
+    check_same_data(said.get('data', mix.fingerprint), mix, run)
     if 'place' in said: mix.restore(said['place'])
     return tok, mix, val
 
@@ -392,7 +392,7 @@ def _bar(steps, done):
 # %% ../nbs/76_train.ipynb #6d924a4d
 def _past(steps): return f", past the batch{'es' if len(steps) > 1 else ''} of step{'s' if len(steps) > 1 else ''} {', '.join(map(str, steps))}" if steps else ''
 
-# %% ../nbs/76_train.ipynb #ecb9c71d
+# %% ../nbs/76_train.ipynb #dc572243
 def _attempt(run, config, a, device, past, tell):
     "Train in `run` from its newest checkpoint to the end or to a stop; the last step done, the engine, the average, validation rows"
     t, point = a.config.train, newest(run)                              # where things are placed is resolved there
@@ -413,7 +413,7 @@ def _attempt(run, config, a, device, past, tell):
     saver = Saver(run, t.keep, t.milestones, failed=lambda e: log(step=engine.done, guard='disk', news=f'{e} The run goes on and tries again at the next save.'))
     def save(i, place):
         kept = dict(more=average.state_dict(), average=[average.begin, average.every]) if average else {}
-        saver.save(i, model, optimizer, data=mix.fingerprint, place=place, losses=losses, **kept, **dict(scaler=engine.scaler.state_dict()) if getattr(engine, 'scaler', None) else {})
+        saver.save(i, model, optimizer, data=mix.fingerprint, tokenizer=fingerprint(tok), place=place, losses=losses, **kept, **dict(scaler=engine.scaler.state_dict()) if getattr(engine, 'scaler', None) else {})
     watched = lambda steps: compared(progress(steps), engine, functools.partial(_reconciled, run, a, model, optimizer, log, say))
     careful = Careful(engine, t, log, past, functools.partial(keep_batch, run))
     total = torch.cuda.get_device_properties(device).total_memory if device.type == 'cuda' else None
@@ -476,7 +476,7 @@ def _averaged(run, config, engine, average, tok, val, log):
     log(step=config.train.steps, **{k.replace('val_loss', 'average_loss'): v for k, v in seen.items()})
     (run/'average').mkdir(exist_ok=True)
     atomic_write(run/'average'/'config.json', config_to_json(config)); save_tokenizer(tok, run/'average'/'tokenizer.json')
-    save_weights(run/'average', engine.model, step=str(config.train.steps))                # last: it says that all is there
+    save_weights(run/'average', engine.model, step=str(config.train.steps), tokenizer=fingerprint(tok))                # last: it says that all is there
     print(f"the weights averaged from step {average.begin} on have a validation loss of {seen['val_loss']:.3f}; they are in {run/'average'}")
 
 # %% ../nbs/76_train.ipynb #a2cfa0c4

@@ -7,7 +7,8 @@ __all__ = ['HELD_OUT', 'Document', 'Spec', 'parse_spec', 'corpus_folder', 'stead
            'learn_tokenizer', 'encode_documents', 'data_settings']
 
 # %% ../../nbs/71_data.ipynb #dae25f48
-import ast, atexit, gc, json, os, sysconfig, time, warnings, weakref, zlib
+import ast, atexit, contextlib, gc, json, os, sysconfig, time, warnings, weakref, zlib
+from collections import deque
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -53,6 +54,7 @@ class Spec(NamedTuple):
     split:str='train'     # hub: which split
     stream:bool=False     # hub: read while training, instead of downloading first
     data_files:str|None=None # hub: a pattern of files, e.g. for hub:parquet
+    window:int=500        # hub, where it streams: documents that are packed and shuffled together
 
 # %% ../../nbs/71_data.ipynb #2c334f5f
 def _kind(where):
@@ -67,6 +69,18 @@ _OPTIONS = dict(embedded=('end',), shards=('end',), path=('field', 'end'), hub=S
 _VALUES = dict(end=('reopen', 'drop'), stream=('true', 'false'))
 
 # %% ../../nbs/71_data.ipynb #f5ad19a4
+LARGEST_WINDOW = 10**6 # documents
+
+# %% ../../nbs/71_data.ipynb #c41c564c
+def _window(spec, options):
+    "The option `window` as a number; raises `UserError` for one that is none, or that nothing would heed"
+    text = options['window']
+    if options.get('stream') != 'true': raise UserError(f'{spec}: only a stream is shuffled in windows: add stream=true, or leave window out.')
+    if not (text.isascii() and text.isdigit() and len(text) < 9 and 0 < int(text) <= LARGEST_WINDOW):
+        raise UserError(f'{spec}: window is {text!r}: give a whole number of documents, from 1 to {LARGEST_WINDOW:,}.')
+    return int(text)
+
+# %% ../../nbs/71_data.ipynb #f86f187d
 def parse_spec(
     spec:str, # embedded:PART, hub:NAME, or a path; options after a ?, joined by &, written as in a web address
 )->Spec:
@@ -86,6 +100,7 @@ def parse_spec(
         if k in dict(options[:i]): raise UserError(f'{spec}: {k} is given twice: give it once.')
         if v not in _VALUES.get(k, (v or None,)): raise UserError(f'{spec}: {k} is {v!r}: use {" or ".join(_VALUES.get(k, ("a value",)))}.')
     options = dict(options)
+    if 'window' in options: options['window'] = _window(spec, options)
     return Spec(kind, where, **options | ({'stream': options['stream'] == 'true'} if 'stream' in options else {}))
 
 # %% ../../nbs/71_data.ipynb #83e5fdf2
@@ -249,12 +264,41 @@ def _load(name, s):
                         'embedded:english.') from e
 
 # %% ../../nbs/71_data.ipynb #d390ed87
+PARTS = 8 # of a stream's files, that are read side by side
+
+# %% ../../nbs/71_data.ipynb #d1940c11
+def _turns(heads, rows):
+    "One row of each iterator in turn; `heads` have been taken already, None of one that has ended"
+    live = deque(pair for pair in zip(heads, rows) if pair[0] is not None)
+    while live:
+        head, left = live.popleft()
+        yield head
+        if (head := next(left, None)) is not None: live.append((head, left))
+
+# %% ../../nbs/71_data.ipynb #2a35c5ea
+def _in_turn(
+    parts:list, # datasets, each with `skip`
+    start:int,  # rows to pass over
+): # an iterator of rows
+    "One row of each part in turn, from row number `start` on"
+    rounds, rest = divmod(start, len(parts))
+    rows = [iter(p.skip(rounds) if rounds else p) for p in parts]
+    heads = [next(r, None) for r in rows]
+    if None not in heads: yield from islice(_turns(heads, rows), rest, None)
+    elif rounds == 0: yield from islice(_turns(heads, rows), start, None)
+    else: # one ended before, and nobody knows where
+        del rows, heads
+        yield from islice(_in_turn(parts, 0), start, None)
+
+# %% ../../nbs/71_data.ipynb #823066ac
 def _hub(name, s):
     "`open` of a hub: spec, for `steady`"
     data = _load(name, s)
     def rows(start):
         past = hasattr(data, '__len__') and start >= len(data)               # a dataset will not skip all it has; a stream has no length
-        left = () if past else data.skip(start) if start else data
+        parts = min(PARTS, getattr(data, 'num_shards', 1)) if s.stream else 1
+        if parts > 1: left = _in_turn([data.shard(parts, i) for i in range(parts)], start)
+        else: left = () if past else data.skip(start) if start else data
         try:
             for i, row in enumerate(left, start): yield _record(row, name, f'row {i}', s.field)
         finally: del left; gc.collect()                                      # joins Arrow's threads
@@ -319,17 +363,38 @@ def held_out(
     elif kept and val == (not held): yield kept
 
 # %% ../../nbs/71_data.ipynb #ebdfb794
+def _size(spec):
+    "Bytes of the text of a source that is read from a disk; None where it is not known, or larger than it looks"
+    s = parse_spec(spec)
+    if s.kind != 'path': return None
+    try: files = _files(Path(s.where))
+    except OSError: return None
+    if any(p.suffix == '.parquet' for p in files): return None          # compressed
+    with contextlib.suppress(OSError): return sum(p.stat().st_size for p in files)
+
+# %% ../../nbs/71_data.ipynb #f9cf56a5
+def _taken(spec, enough):
+    "A function of a document's name: whether it is among `enough` bytes that lie spread over the source"
+    size = _size(spec)
+    share = min(1., enough/size) if size else 1.
+    return lambda name: zlib.crc32(name.encode(errors='replace') + b'?') < share*2**32   # not the split's hash
+
+# %% ../../nbs/71_data.ipynb #c6a6dd25
 def learn_tokenizer(
     data:tuple,       # ((name, spec), …)
     vocab_size:int,   # V, a multiple of 128
     enough:int=2**24, # characters, of all sources together
 ): # a `tokenizers.Tokenizer`
-    "A byte-level BPE from the beginning of the training side of each source; of conversations only what was said"
+    "A byte-level BPE from some of the training side of each source; of conversations only what was said"
     def texts():
         for name, spec in data:
             left = enough//len(data)
-            for d in held_out(documents(name, spec), val=False):
-                for t in [m['content'] for m in d.messages] or [d.text]: yield t; left -= len(t)
+            taken = _taken(spec, left)
+            for i, d in enumerate(held_out(documents(name, spec), val=False)):
+                if i and not taken(d.name): continue
+                for t in [m['content'] for m in d.messages] or [d.text]:
+                    yield t
+                    left -= len(t)
                 if left <= 0: break
     return train_tokenizer(texts(), vocab_size)
 
