@@ -1,0 +1,82 @@
+"""Two trainings on one machine at once, against one alone, with idle threads that spin or sleep: data/results/two_runs-<commit>.json.
+
+    python benchmarks/two_runs.py [--seconds N] [--rounds N]
+
+Every setting trains elleci-tiny alone and then twice at the same time, in turn and for several rounds, so that all of
+them see the same machine. Counted are the steps that ended while everybody of that setting was training.
+"""
+import argparse, datetime, json, os, statistics, subprocess, sys, tempfile, time
+from pathlib import Path
+import torch
+from elleci.core import atomic_write
+from elleci.telemetry import read_metrics
+from tiny import ROOT, commit, hardware
+
+IMPORTED = 'import sys; from elleci.train import train_command; sys.exit(train_command())'
+COMMAND = 'import sys; from elleci.commands import train; sys.exit(train())'
+SETTINGS = {
+    'as torch comes': (IMPORTED, {}),
+    'OMP_WAIT_POLICY=passive': (IMPORTED, {'OMP_WAIT_POLICY': 'passive'}),
+    'GOMP_SPINCOUNT=1000': (IMPORTED, {'GOMP_SPINCOUNT': '1000'}),
+    'OMP_NUM_THREADS=1': (IMPORTED, {'OMP_NUM_THREADS': '1'}),
+    'elleci_train': (COMMAND, {}),
+}
+
+def start(code, variables, out):
+    "A training that has far more steps than it will get to make"
+    env = {k: v for k, v in os.environ.items() if not k.startswith(('OMP_', 'GOMP_', 'KMP_'))}
+    args = ['--out', out, '--steps', '100000', '--save-every', '100000']
+    return subprocess.Popen([sys.executable, '-c', code, *args], env=env | variables,
+                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+def steps(out):
+    "The steps made so far; the first ones are measured by a profiler and do not count"
+    return [r for r in read_metrics(out) if 'loss' in r and r['step'] > 4]
+
+def tokens_per_second(n, setting, seconds):
+    "The median over the steps of `n` trainings at once, for each of them"
+    with tempfile.TemporaryDirectory() as tmp:
+        outs = [f'{tmp}/{i}' for i in range(n)]
+        running = [start(*SETTINGS[setting], out) for out in outs]
+        try:
+            while not all(steps(out) for out in outs):
+                assert all(p.poll() is None for p in running), f'{setting}: a training ended'
+                time.sleep(.2)
+            began = time.time()
+            while time.time() - began < seconds or not all(since(began, out) for out in outs):
+                time.sleep(.2)
+        finally:
+            for p in running:
+                p.kill()
+                p.wait()
+        return [statistics.median(r['tokens_per_s'] for r in since(began, out)) for out in outs]
+
+def since(began, out):
+    "Steps that began after `began`"
+    return [r for r in steps(out) if r['time'] - r['seconds'] > began]
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument('--seconds', type=float, default=10)
+    p.add_argument('--rounds', type=int, default=3)
+    p.add_argument('--settings', nargs='*', default=list(SETTINGS))
+    a = p.parse_args()
+    alone, pairs, load = {s: [] for s in a.settings}, {s: [] for s in a.settings}, []
+    for _ in range(a.rounds):
+        for setting in a.settings:
+            load.append(os.getloadavg()[0])
+            alone[setting] += tokens_per_second(1, setting, a.seconds)
+            pairs[setting] += tokens_per_second(2, setting, a.seconds)
+            print(f'{setting:26} alone {alone[setting][-1]:7,.0f}, two {pairs[setting][-2]:7,.0f} {pairs[setting][-1]:7,.0f} tokens/s', flush=True)
+    now = datetime.datetime.now(datetime.timezone.utc).strftime('%Y-%m-%d %H:%M UTC')
+    result = dict(preset='elleci-tiny', hardware=hardware(), torch=torch.__version__, commit=commit(), date=now,
+                  rounds=a.rounds, seconds=a.seconds, load_before_each=load, settings={})
+    for setting in a.settings:
+        one, two = statistics.median(alone[setting]), statistics.median(pairs[setting])
+        result['settings'][setting] = dict(alone=one, each_of_two=two, slower=one/two,
+                                           all_alone=alone[setting], all_of_two=pairs[setting])
+    path = ROOT/'data'/'results'/f"two_runs-{result['commit']}.json"
+    atomic_write(path, json.dumps(result, indent=1, ensure_ascii=False) + '\n')
+    print(f'written to {path.relative_to(ROOT)}')
+
+if __name__ == '__main__': main()
