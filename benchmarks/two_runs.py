@@ -6,7 +6,6 @@ Every setting trains elleci-tiny alone and then twice at the same time, in turn 
 them see the same machine. Counted are the steps that ended while everybody of that setting was training.
 """
 import argparse, datetime, json, os, statistics, subprocess, sys, tempfile, time
-from pathlib import Path
 import torch
 from elleci.core import atomic_write
 from elleci.telemetry import read_metrics
