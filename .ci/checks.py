@@ -257,6 +257,42 @@ def check_editable():
         said = run(sys.executable, '-c', FROM_ABOVE, site, tmp, ROOT, cwd=tmp, env={'PYTHONPATH': ''}).split('\n')
         assert said[:2] == [str(folder/'elleci'/'data'/'sources.py'), str(folder/'data'/'corpus')], said
 
+# What JupyterLab's server does when somebody has opened, run and saved the notebooks of a folder
+SAVE = '''
+import asyncio, sys
+from pathlib import Path
+from jupyter_server.services.contents.largefilemanager import AsyncLargeFileManager
+from traitlets.config import PyFileConfigLoader
+root, edited = Path(sys.argv[1]), sys.argv[2]
+config = PyFileConfigLoader('jupyter_server_config.py', str(root/'.ci')).load_config()
+async def main():
+    manager = AsyncLargeFileManager(config=config, root_dir=str(root/'nbs'))
+    for path in sorted((root/'nbs').rglob(edited or '[!.]*.ipynb')):
+        if '.ipynb_checkpoints' in path.parts: continue
+        name = str(path.relative_to(root/'nbs'))
+        notebook = (await manager.get(name))['content']
+        notebook['metadata'] |= {'language_info': {'name': 'python', 'version': '3.99'}, 'widgets': {}}
+        for cell in notebook['cells']:
+            cell['metadata'] |= {'scrolled': True}
+            if cell['cell_type'] != 'code': continue
+            cell['execution_count'] = 7
+            cell['outputs'] = [dict(output_type='stream', name='stdout', text='took 7.77 s' + chr(10))]
+        if name == edited: [c for c in notebook['cells'] if c['cell_type'] == 'code'][-1]['source'] += chr(10) + '# an edit'
+        await manager.save(dict(type='notebook', format='json', content=notebook), name)
+asyncio.run(main())
+'''
+def check_lab():
+    "Opened, run and saved in JupyterLab, every notebook is as it was committed; an edited cell shows up, with its own output"
+    with tempfile.TemporaryDirectory() as tmp:
+        folder = Path(tmp)/'source'; folder.mkdir(); snapshot(folder)
+        env = {k: str(Path(tmp)/k) for k in ('JUPYTER_DATA_DIR', 'JUPYTER_CONFIG_DIR', 'JUPYTER_RUNTIME_DIR')} | {'ELLECI_NEW_OUTPUTS': ''}
+        run(sys.executable, '-W', 'ignore', '-c', SAVE, folder, '', env=env); unchanged(folder, 'opening, running and saving in JupyterLab')
+        run(sys.executable, '-W', 'ignore', '-c', SAVE, folder, '00_core.ipynb', env=env)
+        lines = run('git', 'diff', '-U0', cwd=folder).splitlines()
+        new = [l[1:].strip() for l in lines if re.match(r'\+[^+]', l)]
+        assert run('git', 'diff', '--name-only', cwd=folder) == 'nbs/00_core.ipynb\n' and len(new) < 20, lines
+        assert any('# an edit' in l for l in new) and any('took 7.77 s' in l for l in new), lines
+
 FORKS = multiprocessing.get_context('forkserver')
 def ready():
     "Start a process that has imported what all notebooks import, and nothing of ours: each runs in a fork of it, which knows of no other"
