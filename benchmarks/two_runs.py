@@ -3,10 +3,11 @@
     python benchmarks/two_runs.py [--seconds N] [--rounds N]
 
 Every setting trains elleci-tiny alone and then twice at the same time, in turn and for several rounds, so that all of
-them see the same machine. Counted are the steps that ended while everybody of that setting was training.
+them see the same machine. Counted are the steps that end in a window of time in which nothing else of it starts or ends.
 """
 import argparse, datetime, json, os, statistics, subprocess, sys, tempfile, time
 import torch
+from elleci.config import preset
 from elleci.core import atomic_write
 from elleci.telemetry import read_metrics
 from tiny import ROOT, commit, hardware
@@ -21,6 +22,8 @@ SETTINGS = {
     'elleci_train': (COMMAND, {}),
 }
 
+TOKENS = preset('elleci-tiny').train.tokens_per_step
+
 def start(code, variables, out):
     "A training that has far more steps than it will get to make"
     env = {k: v for k, v in os.environ.items() if not k.startswith(('OMP_', 'GOMP_', 'KMP_'))}
@@ -28,31 +31,32 @@ def start(code, variables, out):
     return subprocess.Popen([sys.executable, '-c', code, *args], env=env | variables,
                             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
-def steps(out):
-    "The steps made so far; the first ones are measured by a profiler and do not count"
-    return [r for r in read_metrics(out) if 'loss' in r and r['step'] > 4]
+def made(out, after=0.):
+    "How many steps have ended since `after`; the first ones are measured by a profiler and do not count"
+    return sum(r['step'] > 3 and r['time'] > after for r in read_metrics(out) if 'loss' in r)
+
+def wait(true, seconds):
+    "Until `true()`, or so long: trainings that hold each other up may not make a step in a minute"
+    began = time.time()
+    while not true() and time.time() - began < seconds: time.sleep(.2)
 
 def tokens_per_second(n, setting, seconds):
-    "The median over the steps of `n` trainings at once, for each of them"
+    "Of each of `n` trainings at once"
     with tempfile.TemporaryDirectory() as tmp:
         outs = [f'{tmp}/{i}' for i in range(n)]
         running = [start(*SETTINGS[setting], out) for out in outs]
         try:
-            while not all(steps(out) for out in outs):
-                assert all(p.poll() is None for p in running), f'{setting}: a training ended'
-                time.sleep(.2)
+            wait(lambda: all(made(out) for out in outs), 120)
             began = time.time()
-            while time.time() - began < seconds or not all(since(began, out) for out in outs):
-                time.sleep(.2)
+            time.sleep(seconds)
+            wait(lambda: all(made(out, began) >= 2 for out in outs), 60)
+            assert all(p.poll() is None for p in running), f'{setting}: a training ended'
+            took = time.time() - began
+            return [TOKENS*made(out, began)/took for out in outs]
         finally:
             for p in running:
                 p.kill()
                 p.wait()
-        return [statistics.median(r['tokens_per_s'] for r in since(began, out)) for out in outs]
-
-def since(began, out):
-    "Steps that began after `began`"
-    return [r for r in steps(out) if r['time'] - r['seconds'] > began]
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
