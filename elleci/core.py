@@ -10,7 +10,7 @@ __all__ = ['KiB', 'MiB', 'GiB', 'META_ACTS_AS', 'Count', 'Natural', 'Workers', '
            'read_number', 'run_command', 'figure', 'light']
 
 # %% ../nbs/00_core.ipynb #0b6d038c
-import contextlib, contextvars, functools, importlib, inspect, io, os, random, re, sys, typing
+import contextlib, contextvars, functools, importlib, inspect, io, os, random, re, sys, typing, warnings
 from pathlib import Path
 import numpy as np
 import torch
@@ -42,20 +42,34 @@ class UserError(ValueError):
     "A mistake in what the user gave; its text is one sentence that says what to do"
 
 # %% ../nbs/00_core.ipynb #170b968b
-def optional(
-    name:str, # module to import, e.g. 'triton'
-): # the module, or None where it is not installed
-    "Import `name` if it can be had"
+def _installed(
+    name:str, # module to import, e.g. 'PIL.Image'
+): # the module, or None where its package is not installed
+    "Import `name`; `UserError` with what went wrong where it is installed and cannot be imported"
+    package = name.partition('.')[0]
     try: return importlib.import_module(name)
-    except ImportError: return None
+    except Exception as e:                                 # a broken library raises anything
+        absent = package in sys.modules and sys.modules[package] is None
+        if isinstance(e, ModuleNotFoundError) and (e.name == package or absent): return None
+        said = ' '.join(str(e).split())[:500]
+        raise UserError(f'`{package}` is installed, but importing `{name}` failed ({type(e).__name__}: {said}): '
+                        'reinstall it in this environment, or uninstall it.') from e
 
 # %% ../nbs/00_core.ipynb #9adc1738
+def optional(
+    name:str, # module to import, e.g. 'triton'
+): # the module, or None where it is not installed, or, with a warning, where it cannot be imported
+    "Import `name` if it can be had"
+    try: return _installed(name)
+    except UserError as e: warnings.warn(str(e), stacklevel=2)
+
+# %% ../nbs/00_core.ipynb #2698ae9d
 def require(
     name:str, # module to import, e.g. 'tokenizers'
     why:str,  # what it is needed for, to complete "… is needed to …"
 ):
-    "Import `name`, or raise a `UserError` that says how to install it"
-    if (module := optional(name)) is not None: return module
+    "Import `name`, or raise a `UserError` that says how to install it, or what is wrong with it"
+    if (module := _installed(name)) is not None: return module
     raise UserError(f"`{name}` is needed to {why}: run `pip install {name.split('.')[0].replace('_', '-')}`.")
 
 # %% ../nbs/00_core.ipynb #ac256fa7
