@@ -78,6 +78,12 @@ def check_names():
     run('ruff', 'check', '-q', '--no-cache', '--select', 'F,E9', 'elleci', 'benchmarks', '.ci', 'setup.py')
     run('ruff', 'check', '-q', '--no-cache', '--select', 'F,E9', '--ignore', 'F811', 'nbs')
 
+def check_advice():
+    "A message that says how to install something names the environment and the version: it comes from `pip_install`"
+    found = [f'{p.relative_to(ROOT)}:{i}' for p in sorted((ROOT/'elleci').rglob('*.py'))
+             for i, l in enumerate(p.read_text(encoding='utf-8').splitlines(), 1) if re.search(r'\bpip install ', l)]
+    assert len(found) == 1 and found[0].startswith('elleci/core.py:'), found
+
 ALONE = '''
 import importlib.metadata as md, re, sys
 def needs(name, seen):
