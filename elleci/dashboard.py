@@ -12,7 +12,7 @@ from array import array
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 import numpy as np
-from .core import GiB, MiB, UserError, figure, fmt_bytes, fmt_count, optional, require, run_command
+from .core import GiB, MiB, UserError, figure, fmt_bytes, fmt_count, optional, pip_install, require, run_command
 from .config import CHECKPOINTING, CHOICES, PRESETS, Config, ModelConfig, TrainConfig, config_from_json, preset as preset_config
 from .memory.ledger import CARDS, CATEGORIES, COLOURS, card_bytes, kept_by_block, kept_by_head, parameter_counts, parameter_shapes, phases
 from .step_time import MACHINES, step_time
@@ -505,7 +505,7 @@ def dashboard(
     if not (math.isfinite(every) and every > 0): raise UserError(f'every is {every}: give seconds, more than 0.')
     if moving is None: moving = _can_move()
     if not moving:
-        print('A still picture: a moving one needs ipywidgets and a notebook' + ('.' if optional('ipywidgets') else ' (pip install ipywidgets).'))
+        print('A still picture: a moving one needs ipywidgets and a notebook' + ('.' if optional('ipywidgets') else f" ({pip_install('ipywidgets')})."))
         return draw_run(run).figure
     path = Path(run).resolve()
     if path in VIEWS: VIEWS.pop(path).close()
@@ -785,5 +785,5 @@ def planner(
     if card not in CARDS: raise UserError(f'card is {card!r}: give one of {", ".join(CARDS)}; for another size ask `plan`.')
     if moving is None: moving = _can_move()
     if moving: return Planner(preset, card).box
-    print('A still plan: sliders need ipywidgets and a notebook' + ('.' if optional('ipywidgets') else ' (pip install ipywidgets).'))
+    print('A still plan: sliders need ipywidgets and a notebook' + ('.' if optional('ipywidgets') else f" ({pip_install('ipywidgets')})."))
     return require('IPython.display', 'show a plan').HTML(plan_html(exactly(plan(preset, card))))
