@@ -208,7 +208,8 @@ def atomic_write(
     "Write `content` to `path` so that a reader finds the old file or the new one, never half of either"
     path = Path(path); new = path.with_name(path.name + '.new')
     try:
-        with open(new, 'wb') as f:
+        new.unlink(missing_ok=True)                        # what a killed run left, or a link to somebody's file
+        with open(new, 'wb', opener=lambda path, flags: os.open(path, flags | getattr(os, 'O_NOFOLLOW', 0), 0o666)) as f:
             f.write(content.encode() if isinstance(content, str) else content)
             f.flush(); os.fsync(f.fileno())
     except OSError:                                        # a full disk: what is there of it is of no use
