@@ -163,13 +163,16 @@ def _rows(
     f,           # pyarrow.parquet.ParquetFile
     group:int,   # which row group
     field:str,   # the column of the text, or of lists of messages
+    skip:int,    # rows to pass over
 ): # yields dicts
     "The rows of a row group, only the columns that a document is made of"
     names = f.schema_arrow.names
     wanted = [c for c in dict.fromkeys(('messages', field)) if c in names]
     if not wanted: yield dict.fromkeys(names)
     for batch in f.iter_batches(32, [group], columns=wanted) if wanted else ():
-        for i in range(batch.num_rows): yield {c: batch.column(c)[i].as_py() for c in wanted}
+        passed = min(skip, batch.num_rows)
+        skip -= passed
+        yield from batch.slice(passed).to_pylist()
 
 # %% ../../nbs/71_data.ipynb #b1a9391e
 def _parquet(path, source, name, field, skip):
@@ -179,8 +182,9 @@ def _parquet(path, source, name, field, skip):
         with open_regular(path) as raw, parquet.ParquetFile(raw) as f:
             for g in range(f.num_row_groups):
                 first, n = n, n + f.metadata.row_group(g).num_rows
-                for i, row in enumerate(_rows(f, g, field) if n > skip else (), first):
-                    if i >= skip: yield _record(row, source, f'{name} row {i}', field)
+                start = max(first, skip)
+                for i, row in enumerate(_rows(f, g, field, start - first) if n > start else (), start):
+                    yield _record(row, source, f'{name} row {i}', field)
             return n
     except (UserError, MemoryError): raise
     except Exception as e:
