@@ -7,9 +7,11 @@ __all__ = ['EMBEDDED', 'CHECKPOINTING', 'PRESETS', 'ModelConfig', 'TrainConfig',
            'preset']
 
 # %% ../nbs/02_config.ipynb #873be14b
-import dataclasses, json, math, re
+import dataclasses, json, re
 from dataclasses import dataclass
+from typing import Any
 from .core import UserError
+from .files import decode_json
 
 # %% ../nbs/02_config.ipynb #a81d54c9
 def _check(
@@ -61,7 +63,7 @@ def _check_types(c):
         value = getattr(c, f.name)
         ok = isinstance(value, (int, float) if f.type is float else f.type) and (f.type is bool or not isinstance(value, bool))
         _check(ok, f"{f.name} is {value!r}: give {getattr(f.type, '__name__', f.type)}.")
-        _check(not isinstance(value, float) or math.isfinite(value), f'{f.name} is {value}: give a finite number.')
+        _check(f.type is not float or abs(value) < 1e30, f'{f.name} is {str(value)[:40]}: give a finite number, below 1e30.')
 
 # %% ../nbs/02_config.ipynb #258b1ba1
 def _matrix_numbers(
@@ -233,9 +235,11 @@ def config_from_json(
     text:str, # what `config_to_json` wrote
 )->Config:
     "Read a configuration; raises `UserError` for text that is not one"
-    try: d = json.loads(text); parts = d['preset'], d['model'], d['train']
-    except (json.JSONDecodeError, KeyError, TypeError): raise UserError('config.json is damaged or not from elleci: start a new run in another folder.') from None
-    _check(all(isinstance(p, dict) for p in parts[1:]), 'config.json is damaged or not from elleci: start a new run in another folder.')
+    damaged = 'config.json is damaged or not from elleci: start a new run in another folder.'
+    try: d = decode_json(text, dict[str, Any])
+    except ValueError: raise UserError(damaged) from None
+    parts = d.get('preset'), d.get('model'), d.get('train')
+    _check(isinstance(parts[0], str) and all(isinstance(p, dict) for p in parts[1:]), damaged)
     return Config(parts[0], _read(ModelConfig, parts[1]), _read(TrainConfig, parts[2]))
 
 # %% ../nbs/02_config.ipynb #b8bbfc1f

@@ -4,13 +4,13 @@
 
 # %% auto #0
 __all__ = ['KiB', 'MiB', 'GiB', 'META_ACTS_AS', 'Count', 'Natural', 'Workers', 'Seed', 'Share', 'fmt_bytes', 'fmt_count',
-           'UserError', 'optional', 'require', 'pick_device', 'compute_dtype', 'autocast_device', 'linear_dtype',
-           'full_precision', 'acts_as', 'seed_everything', 'assert_close', 'document_runs', 'aux_loss', 'collect_aux',
-           'memory_in_use', 'memory_free', 'replace_file', 'atomic_write', 'Range', 'number_of', 'checked',
-           'read_number', 'run_command', 'figure', 'light']
+           'UserError', 'optional', 'pip_install', 'require', 'pick_device', 'compute_dtype', 'autocast_device',
+           'linear_dtype', 'full_precision', 'acts_as', 'seed_everything', 'assert_close', 'document_runs', 'aux_loss',
+           'collect_aux', 'memory_in_use', 'memory_free', 'replace_file', 'atomic_write', 'Range', 'number_of',
+           'checked', 'read_number', 'run_command', 'figure', 'light']
 
 # %% ../nbs/00_core.ipynb #0b6d038c
-import contextlib, contextvars, functools, importlib, inspect, io, os, random, re, sys, typing, warnings
+import contextlib, contextvars, functools, importlib, inspect, io, os, random, re, shlex, sys, typing, warnings
 from pathlib import Path
 import numpy as np
 import torch
@@ -63,6 +63,20 @@ def optional(
     try: return _installed(name)
     except UserError as e: warnings.warn(str(e), stacklevel=2)
 
+# %% ../nbs/00_core.ipynb #7a2c4e10
+def pip_install(
+    name:str, # a module, e.g. 'datasets' or 'pyarrow.parquet'
+)->str: # a shell command
+    "What installs the library of a module where this Python finds it, in a version that Elleci works with"
+    from importlib.metadata import PackageNotFoundError, requires
+    library = name.split('.')[0].replace('_', '-')
+    try: ours = [r for r in requires('elleci') or () if re.match(f'{re.escape(library)}(?![A-Za-z0-9._-])', r)]
+    except PackageNotFoundError: ours = []
+    extras = [found[1] for r in ours if (found := re.search(r'extra == .(\w+)', r)) and found[1] != 'dev']
+    if extras: library = f'elleci[{extras[0]}]'
+    elif ours: library = ours[0].split(';')[0].strip()
+    return f'{shlex.quote(sys.executable)} -m pip install {shlex.quote(library)}'
+
 # %% ../nbs/00_core.ipynb #2698ae9d
 def require(
     name:str, # module to import, e.g. 'tokenizers'
@@ -70,7 +84,7 @@ def require(
 ):
     "Import `name`, or raise a `UserError` that says how to install it, or what is wrong with it"
     if (module := _installed(name)) is not None: return module
-    raise UserError(f"`{name}` is needed to {why}: run `pip install {name.split('.')[0].replace('_', '-')}`.")
+    raise UserError(f"`{name}` is needed to {why}: run `{pip_install(name)}`.")
 
 # %% ../nbs/00_core.ipynb #ac256fa7
 def pick_device(
@@ -222,7 +236,8 @@ def atomic_write(
     "Write `content` to `path` so that a reader finds the old file or the new one, never half of either"
     path = Path(path); new = path.with_name(path.name + '.new')
     try:
-        with open(new, 'wb') as f:
+        new.unlink(missing_ok=True)                        # what a killed run left, or a link to somebody's file
+        with open(new, 'wb', opener=lambda path, flags: os.open(path, flags | getattr(os, 'O_NOFOLLOW', 0), 0o666)) as f:
             f.write(content.encode() if isinstance(content, str) else content)
             f.flush(); os.fsync(f.fileno())
     except OSError:                                        # a full disk: what is there of it is of no use
