@@ -362,9 +362,10 @@ def tensor_text(
     "The text kept in a file of tensors"
     st = require('safetensors', 'read a run')
     if not Path(path).exists(): return {}
+    if not Path(path).is_file(): raise UserError(f'{path} is a folder, a pipe or a device: give the folder of a trained model.')
     try:
         with st.safe_open(path, 'pt') as f: return f.metadata() or {}
-    except st.SafetensorError: raise UserError(f'{path} is damaged: restore it from a copy, or start a new run in another folder.') from None
+    except (st.SafetensorError, OSError): raise UserError(f'{path} is damaged: restore it from a copy, or start a new run in another folder.') from None
 
 # %% ../nbs/74_checkpoint.ipynb #d960b7c8
 def _load(
