@@ -239,8 +239,9 @@ def write_checkpoint(
 def _remove(folder):
     "Take a checkpoint out of sight first, so that none is ever seen half removed; one with other files in it stays"
     gone = folder.with_name(f'.{folder.name}.old')
-    if not _is_folder(folder) or not all(re.fullmatch(OWN_FILES, p.name) for p in folder.iterdir()) or not remove_own(gone): return
-    os.replace(folder, gone)
+    if not _is_folder(folder) or not all(re.fullmatch(OWN_FILES, p.name) for p in folder.iterdir()): return
+    if remove_own(gone): os.replace(folder, gone)
+    else: gone = folder                                                    # somebody else's has that name
     remove_own(gone)
 
 # %% ../nbs/74_checkpoint.ipynb #ab1ee0e0

@@ -98,6 +98,7 @@ def read_metrics(
     rows = []
     for event in events + events_of([last])[0]:
         if _is_marker(event): rows = _taken_back(rows, event['step'])
+        elif 'average_loss' in event: rows = [r for r in rows if not ('average_loss' in r and r['step'] == event['step'])] + [event]
         else: rows.append(event)
     return rows
 
