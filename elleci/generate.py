@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['unspeakable', 'choose', 'generate', 'load_run', 'elleci_pack', 'pack_command', 'elleci_generate', 'generate_command']
 
-# %% ../nbs/75_generate.ipynb #487ad383
+# %% ../nbs/75_generate.ipynb #920b0dda
 import contextlib, json, os
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from .core import Count, Range, Seed, UserError, atomic_write, checked, fmt_bytes, pick_device, run_command
 from .files import read_limited
-from .config import config_from_json, config_to_json
+from .config import config_to_json, read_config
 from .layers.ffn import PackedLinear, pack_model, ternary_once
 from .model import Elleci
 from .engine import make_model
@@ -124,7 +124,7 @@ def _trained(run):
     if not checkpoints(run): return run, tensor_text(run/MODEL)
     raise UserError(f'{run} holds {MODEL} beside its checkpoints, and only one of them can be meant: move {run/MODEL} to a folder of its own.')
 
-# %% ../nbs/75_generate.ipynb #8359d10e
+# %% ../nbs/75_generate.ipynb #39dd710d
 def load_run(
     run:str|Path, # a folder that `elleci_train` or `elleci_pack` wrote
     device:str='auto',
@@ -132,7 +132,7 @@ def load_run(
     "Everything needed to use a trained model; raises `UserError` for a folder that is not a run, or whose parts do not match"
     run = Path(run)
     if not (run/'config.json').exists(): raise UserError(f'There is no run in {run}: train one with `elleci_train --out {run}`.')
-    config = config_from_json(read_limited(run/'config.json').decode(errors='replace'))
+    config = read_config(run)
     tok = load_tokenizer(run/'tokenizer.json', config.model.vocab_size)
     folder, said = _trained(run)
     if said.get('tokenizer', fingerprint(tok)) != fingerprint(tok):

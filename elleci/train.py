@@ -6,7 +6,7 @@
 __all__ = ['PATIENCE', 'AVERAGES', 'PROMPTS', 'validate', 'stop_on_signal', 'Controls', 'GoBack', 'Careful', 'keep_batch', 'fit',
            'make_average', 'find_lr', 'announce', 'measured_steps', 'compared', 'elleci_train', 'train_command']
 
-# %% ../nbs/76_train.ipynb #339343bd
+# %% ../nbs/76_train.ipynb #b7142776
 import contextlib, dataclasses, functools, gc, json, shutil, signal, threading, time
 from pathlib import Path
 import torch
@@ -14,19 +14,19 @@ from .core import UserError, atomic_write, fmt_bytes, fmt_count, memory_free, me
 from .memory.host import HostMemory, return_freed
 from .memory.ledger import parameter_counts
 from .memory.measure import StepMemory, explain_oom, release
-from .config import EMBEDDED, Config, config_from_json, config_to_json, preset as preset_config
+from .config import EMBEDDED, Config, config_to_json, preset as preset_config, read_config
 from .model import IGNORE
 from .optim import make_optimizer
 from .engine import make_engine, make_model, owned
 from .schedules import LazyAverage, lerac, lr_factor, plateau_factor, range_test, suggest_lr
 from .account import Account, account, alternatives, measured_peak, process_line, settings
 from .guards import Guards
-from .telemetry import Log, Meter, TernaryHealth, asked, claim, forget_after, measured_memory, trackers, write_memory
+from .telemetry import Log, Meter, TernaryHealth, asked, claim, measured_memory, trackers, write_memory
 from .data.tokenizer import load_tokenizer, save_tokenizer
 from .data.shards import fingerprint
 from .data.sources import data_settings, learn_tokenizer, parse_spec
 from .data.mixing import Mixture, check_same_data, loader, open_data
-from .checkpoint import MODEL, Checkpoint, Saver, all_finite, checkpoints, load_checkpoint, newest, save_weights, tensor_text
+from .checkpoint import MODEL, Checkpoint, Saver, all_finite, checkpoints, fits_model, load_checkpoint, newest, save_weights, tensor_text
 from .generate import generate, load_run
 
 # %% ../nbs/76_train.ipynb #636dc5e4
@@ -342,7 +342,7 @@ def _begin(run, preset, changes, resume):
     if not resume and (found := checkpoints(run)): raise UserError(f'{run} already holds a model at step {int(found[0].name)}: add --resume to go on, or give another --out.')
     if not resume and (run/MODEL).exists(): raise UserError(f'{run} already holds a model: give another --out.')
     if not (resume and path.exists()): return preset_config(preset or 'elleci-tiny', **changes)
-    config = config_from_json(path.read_text(encoding='utf-8', errors='replace'))
+    config = read_config(run)
     fixed = {'preset': (preset, config.preset), **{k: (v, getattr(config.train, k)) for k, v in changes.items() if k not in FREE}}
     for name, (given, own) in fixed.items():
         flag = dict(batch_size='batch', seq_len='seq').get(name, name.replace('_', '-'))
@@ -358,12 +358,12 @@ def _tokenizer(run, config):
     save_tokenizer(tok, run/'tokenizer.json')
     return tok
 
-# %% ../nbs/76_train.ipynb #f1bcbe53
+# %% ../nbs/76_train.ipynb #6da45afb
 def _data(run, config, point=None, auto=False):
     "Tokenizer, the mixture at the right place, validation rows per source"
     tok = _tokenizer(run, config)
     path, text = run/'config.json', config_to_json(config)
-    if not auto and not (path.exists() and path.read_text(encoding='utf-8', errors='replace') == text): atomic_write(path, text)   # from here on --resume finds the half-done tokens; without a rate there is nothing to resume
+    if not auto and not (path.exists() and path.read_bytes() == text.encode()): atomic_write(path, text)   # from here on --resume finds the half-done tokens; without a rate there is nothing to resume
     mix, val = open_data(config.train, tok, run/'tokens')
     said = point.said if point else {}
     check_same_data(said.get('data', mix.fingerprint), mix, run)
@@ -392,10 +392,17 @@ def _bar(steps, done):
 # %% ../nbs/76_train.ipynb #6d924a4d
 def _past(steps): return f", past the batch{'es' if len(steps) > 1 else ''} of step{'s' if len(steps) > 1 else ''} {', '.join(map(str, steps))}" if steps else ''
 
-# %% ../nbs/76_train.ipynb #dc572243
+# %% ../nbs/76_train.ipynb #b424e3a9
+def _fits(config, point):
+    "`UserError` for a checkpoint that cannot be loaded into the model of a configuration"
+    model = make_model(config.model, config.train, 'meta')
+    fits_model(model, make_optimizer(model, config.train), config.train)(point)
+
+
 def _attempt(run, config, a, device, past, tell):
     "Train in `run` from its newest checkpoint to the end or to a stop; the last step done, the engine, the average, validation rows"
-    t, point = a.config.train, newest(run)                              # where things are placed is resolved there
+    t = a.config.train                                                  # where things are placed is resolved there
+    point = newest(run, functools.partial(_fits, config))
     done = point.step if point else 0
     tok, mix, val = _data(run, config, point)
     seed_everything(t.seed)
@@ -406,9 +413,8 @@ def _attempt(run, config, a, device, past, tell):
     losses = list(point.said.get('losses', ())) if point else []
     engine = make_engine(model, optimizer, t, done, device)
     if getattr(engine, 'scaler', None) and point: engine.scaler.load_state_dict(point.said['scaler'])
-    with contextlib.suppress(OSError): forget_after(run, done)
     listen, progress, say = _bar(t.steps, done)
-    log = Log(run, [listen, *tell])
+    log = Log(run, [listen, *tell], done)
     if past.args[0]: log(step=done, guard='back', news=f"{past}: gone back to step {done}{_past(sorted(past.passed))}.")
     saver = Saver(run, t.keep, t.milestones, failed=lambda e: log(step=engine.done, guard='disk', news=f'{e} The run goes on and tries again at the next save.'))
     def save(i, place):
