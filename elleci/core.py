@@ -253,7 +253,6 @@ def atomic_write(
 ):
     "Write `content` to `path` so that a reader finds the old file or the new one, never half of either"
     path = Path(path); new = path.with_name(path.name + '.new')
-    if new.is_symlink() or new.is_fifo(): new.unlink()     # opened, it would lead elsewhere, or wait for ever
     try:
         new.unlink(missing_ok=True)                        # what a killed run left, or a link to somebody's file
         with open(new, 'wb', opener=lambda path, flags: os.open(path, flags | getattr(os, 'O_NOFOLLOW', 0), 0o666)) as f:
