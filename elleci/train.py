@@ -7,13 +7,14 @@ __all__ = ['PATIENCE', 'AVERAGES', 'PROMPTS', 'validate', 'stop_on_signal', 'Con
            'make_average', 'find_lr', 'announce', 'compared', 'elleci_train', 'train_command']
 
 # %% ../nbs/76_train.ipynb #8b4253fe
-import contextlib, dataclasses, functools, gc, json, os, shutil, signal, stat, threading, time
+import contextlib, dataclasses, functools, gc, json, os, signal, stat, threading, time
 from pathlib import Path
 from typing import Annotated
 import torch
 from torch import nn
-from .core import Natural, Range, Seed, Share, UserError, about_memory, atomic_write, fmt_bytes, fmt_count, memory_free
+from .core import Range, Seed, Share, UserError, about_memory, atomic_write, fmt_bytes, fmt_count, memory_free
 from .core import pick_device, read_number, require, run_command, safe_output, seed_everything
+from .files import read_limited
 from .memory.host import HostMemory
 from .memory.ledger import parameter_counts
 from .memory.measure import explain_oom, measure, release
@@ -300,9 +301,15 @@ def _explained(config, a, free):
 LEFTOVERS = {'memory.json.new'}    # all that a run can have left which was killed before it had written anything
 
 
+def _config_of(run):
+    "The configuration in a run's folder; `UserError` for one that is none"
+    try: return config_from_json(read_limited(run/'config.json', 2**20).decode(errors='replace'))
+    except RecursionError: raise UserError(f'{run}/config.json is damaged or not from elleci: start a new run in another folder.') from None
+
+
 def _has_run(run):
     "Whether a run of ours has written into this folder"
-    try: config_from_json((run/'config.json').read_text(encoding='utf-8', errors='replace'))
+    try: _config_of(run)
     except (OSError, UserError): return bool(read_memory(run))
     return True
 
@@ -362,7 +369,7 @@ def _begin(run, preset, changes, resume, given=None, auto=False):
     if not (resume and (run/'config.json').exists()):
         _refuse_foreign(run)
         return _new_config(run, preset, given, changes)
-    config = config_from_json((run/'config.json').read_text(encoding='utf-8', errors='replace'))
+    config = _config_of(run)
     for name, one, own in _differences(given, config):
         if one != own:
             raise UserError(f'{run} was begun with {name} = {own!r}, and the configuration given has {one!r}: '
@@ -568,12 +575,12 @@ def _sample(run, config, device):
         print(f'no sample, for want of memory: ask for one with `elleci_generate --run {run}`.')
 
 # %% ../nbs/76_train.ipynb #13ddbe85
-Rate = Annotated[float, Range(1e-12, 999.)]
+RATES = Range(1e-12, 999.)
 Many = Annotated[int, Range(1, 10**9 - 1)]     # as `TrainConfig` allows it
 
 
 def _number(text): # of --lr
-    try: return read_number('--lr', Rate, str(text))
+    try: return read_number('--lr', Annotated[float, RATES], str(text))
     except UserError as e: raise UserError(f"{str(e).rstrip('.')}, or auto.") from None
 
 # %% ../nbs/76_train.ipynb #467dbd24
@@ -606,9 +613,17 @@ def _check_sources(run, train):
             raise UserError(f'{where} lies in the folder that {run} keeps its own tokens in: move it elsewhere, or give another --out.')
 
 
+def _least_parameters(model):
+    "How many parameters a model has, counted on two periods of its pattern: to build ten thousand layers takes minutes"
+    period = len(model.pattern)
+    count = lambda n: sum(parameter_counts(dataclasses.replace(model, n_layers=n)).values())
+    if model.n_layers <= 2*period: return count(model.n_layers)
+    return count(period) + (model.n_layers//period - 1)*(count(2*period) - count(period))
+
+
 def _check_size(config, free):
     "Raise `UserError` where the weights alone exceed the memory of the whole machine: to rehearse such a step could take all day"
-    n, room = sum(parameter_counts(config.model).values()), memory_free(torch.device('cpu'))
+    n, room = _least_parameters(config.model), memory_free(torch.device('cpu'))
     weights = n*(2 if config.train.precision == 'bf16-weights' else 4)
     if free is None or room is None or weights <= free + room: return
     raise UserError(f'{config.preset} has {fmt_count(n)} parameters, {fmt_bytes(weights)} of weights alone, and this machine has '
@@ -689,7 +704,7 @@ def elleci_train(
     weights_on:str|None=None, # layer-major: device or host
     states_on:str|None=None,  # layer-major: device or host
     int8_backward:bool=False, # ternary layers: gradients rounded to int8 too
-    lr:Annotated[str, Rate.__metadata__[0]]|None=None, # learning rate; auto finds one by a range test of 100 steps
+    lr:Annotated[str, RATES]|None=None, # learning rate; auto finds one by a range test of 100 steps
     schedule:str|None=None, # wsd, cosine or onecycle
     lengths:str|None=None, # growing rows, e.g. 0:4,0.1:2,0.3:1 begins at a quarter of --seq
     easy_first:bool=False, # read common words first
