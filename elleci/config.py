@@ -4,12 +4,14 @@
 
 # %% auto #0
 __all__ = ['EMBEDDED', 'CHECKPOINTING', 'PRESETS', 'ModelConfig', 'TrainConfig', 'Config', 'config_to_json', 'config_from_json',
-           'preset']
+           'read_config', 'preset']
 
 # %% ../nbs/02_config.ipynb #873be14b
 import dataclasses, json, math, re
 from dataclasses import dataclass
-from .core import UserError
+from pathlib import Path
+from .core import MiB, UserError
+from .files import decode_json, decode_sealed, read_limited, sealed_json
 
 # %% ../nbs/02_config.ipynb #a81d54c9
 def _check(
@@ -198,8 +200,8 @@ class Config:
 def config_to_json(
     config:Config,
 )->str: # JSON text
-    "The configuration as it is written into a run folder"
-    return json.dumps(dataclasses.asdict(config), indent=1) + '\n'
+    "The configuration as it is written into a run folder: readable, and sealed"
+    return sealed_json(dataclasses.asdict(config), indent=1).decode()
 
 # %% ../nbs/02_config.ipynb #9b735165
 def _read(cls, d):
@@ -210,14 +212,45 @@ def _read(cls, d):
     return cls(**{k: tupled(v) for k, v in d.items()})
 
 # %% ../nbs/02_config.ipynb #7e677390
+@dataclass
+class _Record:
+    "What stands in `config.json`"
+    preset:str
+    model:dict
+    train:dict
+
+# %% ../nbs/02_config.ipynb #e82116ce
+def _unsealed(
+    raw:bytes, # a file without a seal
+)->_Record:
+    "What a version without seals wrote; `ValueError` for anything else"
+    record = decode_json(raw, _Record)
+    if (json.dumps(dataclasses.asdict(record), indent=1) + '\n').encode() != raw: raise ValueError('It has no seal')
+    return record
+
+# %% ../nbs/02_config.ipynb #a5bac713
 def config_from_json(
-    text:str, # what `config_to_json` wrote
+    text:str|bytes, # what `config_to_json` wrote, or a version before there were seals
 )->Config:
-    "Read a configuration; raises `UserError` for text that is not one"
-    try: d = json.loads(text); parts = d['preset'], d['model'], d['train']
-    except (json.JSONDecodeError, KeyError, TypeError): raise UserError('config.json is damaged or not from elleci: start a new run in another folder.') from None
-    _check(all(isinstance(p, dict) for p in parts[1:]), 'config.json is damaged or not from elleci: start a new run in another folder.')
-    return Config(parts[0], _read(ModelConfig, parts[1]), _read(TrainConfig, parts[2]))
+    "Read a configuration; raises `UserError` for text that is not one, is damaged or was changed by hand"
+    raw = text.encode(errors='replace') if isinstance(text, str) else text
+    try:
+        record = _unsealed(raw) if b'"seal' not in raw else decode_sealed(raw, _Record)
+        return Config(record.preset, _read(ModelConfig, record.model), _read(TrainConfig, record.train))
+    except UserError as e:
+        said = str(e)
+        raise UserError(said if len(said) < 600 else f'{said[:400]} … {said[-100:]}') from None
+    except (ValueError, RecursionError) as e:
+        why = 'nested too deeply' if isinstance(e, RecursionError) else str(e)[:200]
+        raise UserError(f'config.json is damaged or was changed by hand ({why}): restore it from a copy, or begin another run '
+                        'with its settings as flags or, in Python, as `elleci_train(config=…)`.') from None
+
+# %% ../nbs/02_config.ipynb #ce4424d5
+def read_config(
+    run:str|Path, # a folder with a `config.json`
+)->Config:
+    "The configuration of a run; raises `UserError` for a file that is not one, and `OSError` where there is none"
+    return config_from_json(read_limited(Path(run)/'config.json', MiB))
 
 # %% ../nbs/02_config.ipynb #b8bbfc1f
 def _mixed(*phases): # (fraction, shares), or the shares of the only phase

@@ -6,9 +6,9 @@
 __all__ = ['KiB', 'MiB', 'GiB', 'META_ACTS_AS', 'Count', 'Natural', 'Workers', 'Seed', 'Share', 'fmt_bytes', 'fmt_count',
            'UserError', 'optional', 'require', 'pick_device', 'compute_dtype', 'autocast_device', 'linear_dtype',
            'full_precision', 'acts_as', 'seed_everything', 'assert_close', 'document_runs', 'aux_loss', 'collect_aux',
-           'memory_in_use', 'memory_free', 'replace_file', 'atomic_write', 'Range', 'number_of', 'checked',
-           'read_number', 'flags', 'read_arguments', 'OutputError', 'Output', 'Background', 'take_standard_files',
-           'safe_output', 'about_memory', 'run_command', 'figure', 'light']
+           'memory_in_use', 'memory_free', 'sync_folder', 'make_folder', 'replace_file', 'atomic_write', 'Range',
+           'number_of', 'checked', 'read_number', 'flags', 'read_arguments', 'OutputError', 'Output', 'Background',
+           'take_standard_files', 'safe_output', 'about_memory', 'plain_warnings', 'run_command', 'figure', 'light']
 
 # %% ../nbs/00_core.ipynb #0b6d038c
 import contextlib, contextvars, errno, functools, importlib, inspect, io, os, queue, random, re, select, signal
@@ -191,24 +191,43 @@ def memory_free(
     return int(re.search(r'MemAvailable:\s+(\d+) kB', meminfo.read_text())[1])*KiB
 
 # %% ../nbs/00_core.ipynb #313a664c
+def sync_folder(
+    path:str|Path, # a folder
+):
+    "Flush a folder: the names in it, new, changed and gone, are then on the disk too"
+    if os.name != 'posix': return                          # elsewhere a folder cannot be opened
+    folder = os.open(path, os.O_RDONLY)
+    try: os.fsync(folder)
+    finally: os.close(folder)
+
+# %% ../nbs/00_core.ipynb #e589288b
+def make_folder(
+    path:str|Path, # the folder, which may be there
+):
+    "Make a folder, and those above it that are missing, so that a power cut does not take them back with what was saved in them"
+    path = Path(path)
+    if path.is_dir(): return
+    if path.parent != path: make_folder(path.parent)
+    path.mkdir(exist_ok=True)
+    with contextlib.suppress(PermissionError): sync_folder(path.parent)   # one may write into a folder that one may not read
+
+# %% ../nbs/00_core.ipynb #eb7b3b00
 def replace_file(
     new:str|Path,  # complete and flushed
     path:str|Path, # takes its place, in the same folder
 ):
     "Rename, and flush the folder too, so that the rename itself survives a power cut"
     os.replace(new, path)
-    if os.name != 'posix': return                          # elsewhere a folder cannot be opened
-    folder = os.open(Path(path).parent, os.O_RDONLY)
-    try: os.fsync(folder)
-    finally: os.close(folder)
+    sync_folder(Path(path).parent)
 
-# %% ../nbs/00_core.ipynb #e589288b
+# %% ../nbs/00_core.ipynb #b5f1449a
 def atomic_write(
     path:str|Path, # the file to write or replace
     content:bytes|str, # text is encoded as UTF-8
 ):
     "Write `content` to `path` so that a reader finds the old file or the new one, never half of either"
     path = Path(path); new = path.with_name(path.name + '.new')
+    if new.is_symlink() or new.is_fifo(): new.unlink()     # opened, it would lead elsewhere, or wait for ever
     try:
         with open(new, 'wb') as f:
             f.write(content.encode() if isinstance(content, str) else content)
@@ -497,7 +516,7 @@ def _outcome(
     "Call `f`, and say in one line why it did not come to its end"
     told = functools.partial(print, f'{f.__name__}:', file=sys.stderr)
     try:
-        f(**read_arguments(f, argv))
+        with plain_warnings(f.__name__): f(**read_arguments(f, argv))
         if sys.stdout is not None: sys.stdout.flush()
     except KeyboardInterrupt as e:
         if argv is None: _ignore(signal.SIGINT)
@@ -519,6 +538,19 @@ def _ignore(*signals):
     if threading.current_thread() is not threading.main_thread(): return
     for s in signals: signal.signal(s, signal.SIG_IGN)
 
+# %% ../nbs/00_core.ipynb #5db8de9b
+@contextlib.contextmanager
+def plain_warnings(
+    name:str, # of the command
+):
+    "Within it a warning of ours is one sentence, without the line of code that gave it"
+    before = warnings.formatwarning
+    def plainly(message, category, *where, **more):
+        return f'{name}: {message}\n' if category is UserWarning else before(message, category, *where, **more)
+    warnings.formatwarning = plainly
+    try: yield
+    finally: warnings.formatwarning = before
+
 # %% ../nbs/00_core.ipynb #807d7915
 def run_command(
     f,         # function with annotated parameters (str, int, float, bool, or `T|None`); others are not flags
@@ -526,17 +558,13 @@ def run_command(
     droppable:bool=False, # True: `f` is not run for what it prints, see `safe_output`
 )->int: # exit code: 0, also for what was stopped in good order and says so, 2 for a `UserError` or what the system refuses, 130 for Ctrl-C, 141 for a reader that has gone
     "Call `f` from a command line; a `UserError`, or a disk that is full, becomes one sentence on stderr"
-    shown = warnings.formatwarning
-    warnings.formatwarning = lambda message, *where: f'{f.__name__}: {message}\n'
-    try:
-        if argv is not None: return _outcome(f, argv)
-        if os.name == 'posix': take_standard_files()
-        if droppable and hasattr(signal, 'SIGTTOU'): _ignore(signal.SIGTTOU)  # in the background, `stty tostop` would halt it
-        with safe_output(droppable):
-            code = _outcome(f, argv)
-            _ignore(signal.SIGINT)
-        return code
-    finally: warnings.formatwarning = shown
+    if argv is not None: return _outcome(f, argv)
+    if os.name == 'posix': take_standard_files()
+    if droppable and hasattr(signal, 'SIGTTOU'): _ignore(signal.SIGTTOU)   # in the background, `stty tostop` would halt it
+    with safe_output(droppable):
+        code = _outcome(f, argv)
+        _ignore(signal.SIGINT)
+    return code
 
 # %% ../nbs/00_core.ipynb #9ac03130
 def figure(

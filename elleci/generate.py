@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from .core import UserError, atomic_write, fmt_bytes, pick_device, run_command
-from .config import config_from_json, config_to_json
+from .config import config_to_json, read_config
 from .layers.ffn import PackedLinear, pack_model, ternary_once
 from .model import Elleci
 from .engine import make_model
@@ -73,7 +73,7 @@ def load_run(
     "Everything needed to use a trained model; raises `UserError` for a folder that is not a run, or whose parts do not match"
     run = Path(run)
     if not (run/'config.json').exists(): raise UserError(f'There is no run in {run}: train one with `elleci_train --out {run}`.')
-    config = config_from_json((run/'config.json').read_text(encoding='utf-8', errors='replace'))
+    config = read_config(run)
     tok = load_tokenizer(run/'tokenizer.json', config.model.vocab_size)
     folder = model_folder(run)
     packed, device = 'packed' in tensor_text(folder/MODEL), pick_device(device)

@@ -14,22 +14,21 @@ import torch
 from torch import nn
 from .core import Range, Seed, Share, UserError, about_memory, atomic_write, fmt_bytes, fmt_count, memory_free
 from .core import pick_device, read_number, require, run_command, safe_output, seed_everything
-from .files import read_limited
 from .memory.host import HostMemory
 from .memory.ledger import parameter_counts
 from .memory.measure import explain_oom, measure, release
-from .config import EMBEDDED, Config, config_from_json, config_to_json, preset as preset_config
+from .config import EMBEDDED, Config, config_to_json, preset as preset_config, read_config
 from .model import IGNORE
 from .optim import make_optimizer
 from .engine import make_engine, make_model, owned
 from .schedules import LazyAverage, lerac, lr_factor, plateau_factor, range_test, suggest_lr
 from .account import Account, account, alternatives, measured_peak, settings
 from .guards import Guards
-from .telemetry import Log, Meter, TernaryHealth, asked, claim, forget_after, measured_memory, read_memory, read_metrics, trackers, write_memory
+from .telemetry import FOLDERS, Log, Meter, TernaryHealth, asked, claim, measured_memory, read_metrics, trackers, write_memory
 from .data.tokenizer import load_tokenizer, save_tokenizer
 from .data.sources import data_settings, learn_tokenizer, parse_spec
 from .data.mixing import Mixture, loader, open_data
-from .checkpoint import MODEL, Checkpoint, Saver, all_finite, checkpoints, load_checkpoint, newest, save_weights, tensor_text
+from .checkpoint import MODEL, Checkpoint, Saver, all_finite, checkpoints, fits_model, is_run, load_checkpoint, newest, save_weights, tensor_text
 from .generate import generate, load_run
 
 # %% ../nbs/76_train.ipynb #636dc5e4
@@ -301,27 +300,13 @@ def _explained(config, a, free):
 LEFTOVERS = {'memory.json.new'}    # all that a run can have left which was killed before it had written anything
 
 
-def _config_of(run):
-    "The configuration in a run's folder; `UserError` for one that is none"
-    try: return config_from_json(read_limited(run/'config.json', 2**20).decode(errors='replace'))
-    except RecursionError: raise UserError(f'{run}/config.json is damaged or not from elleci: start a new run in another folder.') from None
-
-
-def _has_run(run):
-    "Whether a run of ours has written into this folder"
-    try: _config_of(run)
-    except (OSError, UserError): return bool(read_memory(run))
-    return True
-
-
 def _refuse_foreign(run):
     "Raise `UserError` for a folder that is not empty and holds no run"
-    found = sorted(set(os.listdir(run)) - LEFTOVERS) if run.is_dir() else []
-    if found and not _has_run(run):
+    found = [] if is_run(run) else sorted(set(os.listdir(run)) - LEFTOVERS)
+    if found:
         raise UserError(f'{run} is not empty and holds no run (it has {found[0]}): give a new folder as --out.')
 
 # %% ../nbs/76_train.ipynb #9957acae
-FOLDERS = ('checkpoints', 'tokens', 'average', 'batches', 'tensorboard')
 FILES = ('config.json', 'memory.json', 'metrics.jsonl', 'tokenizer.json', 'control')
 
 
@@ -369,7 +354,7 @@ def _begin(run, preset, changes, resume, given=None, auto=False):
     if not (resume and (run/'config.json').exists()):
         _refuse_foreign(run)
         return _new_config(run, preset, given, changes)
-    config = _config_of(run)
+    config = read_config(run)
     for name, one, own in _differences(given, config):
         if one != own:
             raise UserError(f'{run} was begun with {name} = {own!r}, and the configuration given has {one!r}: '
@@ -401,7 +386,7 @@ def _data(run, config, point=None, auto=False):
     "Tokenizer, the mixture at the right place, validation rows per source"
     tok = _tokenizer(run, config)
     path, text = run/'config.json', config_to_json(config)
-    if not auto and not (path.exists() and path.read_text(encoding='utf-8', errors='replace') == text): atomic_write(path, text)   # from here on --resume finds the half-done tokens; without a rate there is nothing to resume
+    if not auto and not (path.exists() and path.read_bytes() == text.encode()): atomic_write(path, text)   # from here on --resume finds the half-done tokens; without a rate there is nothing to resume
     mix, val = open_data(config.train, tok, run/'tokens')
     said = point.said if point else {}
     if said.get('data', mix.fingerprint) != mix.fingerprint: raise UserError(f'The tokens in {run}/tokens are not those it was begun with: remove that folder, restore the text, and add --resume again; or begin another run.')
@@ -433,8 +418,8 @@ def _past(steps): return f", past the batch{'es' if len(steps) > 1 else ''} of s
 # %% ../nbs/76_train.ipynb #ecb9c71d
 class _HeldLog(Log):
     "A `Log` that does not write into a folder which is no longer the run's"
-    def __init__(self, run, listeners, held):
-        super().__init__(run, listeners)
+    def __init__(self, run, listeners, done, held):
+        super().__init__(run, listeners, done)
         self.held = held
 
     def flush(self):
@@ -442,15 +427,34 @@ class _HeldLog(Log):
         return super().flush()
 
 
+class _HeldSaver(Saver):
+    "A `Saver` that does not either; it writes in a thread, which may begin to write late"
+    def __init__(self, *args, held, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.held = held
+
+    def _write(self, step, parts, said):
+        try: self.held()
+        except UserError as e: self.error = e
+        else: super()._write(step, parts, said)
+
+
 def _unsaved(last, saved, why):
     "The `UserError` of a run whose last step is not on the disk"
     return UserError(f"{why or f'Step {last} could not be saved: make room on the disk.'} --resume goes on from step {saved}.")
 
 
+def _fits(config, point):
+    "`UserError` for a checkpoint that cannot be loaded into the model of a configuration"
+    model = make_model(config.model, config.train, 'meta')
+    fits_model(model, make_optimizer(model, config.train), config.train)(point)
+
+
 def _attempt(run, config, a, device, past, tell, held, found):
     "Train in `run` from its newest checkpoint to the end or to a stop; the last step done, the engine, the average, validation rows"
     held()
-    t, point = a.config.train, newest(run)                              # where things are placed is resolved there
+    t = a.config.train                                                  # where things are placed is resolved there
+    point = newest(run, functools.partial(_fits, config))
     done = point.step if point else 0
     tok, mix, val = _data(run, config, point)
     seed_everything(t.seed)
@@ -462,15 +466,14 @@ def _attempt(run, config, a, device, past, tell, held, found):
     engine = make_engine(model, optimizer, t, done, device)
     if getattr(engine, 'scaler', None) and point: engine.scaler.load_state_dict(point.said['scaler'])
     held()                                                              # the text may have taken an hour
-    with contextlib.suppress(OSError): forget_after(run, done)
     listen, progress, say = _bar(t.steps, done)
-    log, errors = _HeldLog(run, [listen, *tell], held), []
+    log, errors = _HeldLog(run, [listen, *tell], done, held), []
     if found and not done: log(step=0, lr_found=t.lr, news=f'learning rate {t.lr:.3g}, by a range test')
     if past.args[0]: log(step=done, guard='back', news=f"{past}: gone back to step {done}{_past(sorted(past.passed))}.")
     def failed(e):
         errors.append(str(e))
         log(step=engine.done, guard='disk', news=f'{e} The run goes on and tries again at the next save.')
-    saver = Saver(run, t.keep, t.milestones, failed=failed)
+    saver = _HeldSaver(run, t.keep, t.milestones, failed=failed, held=held)
     def save(i, place):
         held()
         kept = dict(more=average.state_dict(), average=[average.begin, average.every]) if average else {}
