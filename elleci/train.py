@@ -73,10 +73,12 @@ class Controls:
         run:str|Path,  # the run's folder
         stopped,       # as `stop_on_signal` gives it
         log,           # called with the fields of an event
-    ): self.run, self.stopped, self.log, self.paused = run, stopped, log, False
+        held=lambda: None, # as `claim` gives it: raises where the folder is no longer the run's
+    ): self.run, self.stopped, self.log, self.held, self.paused = run, stopped, log, held, False
 
     def __call__(self, i)->set: # of 'pause', 'save', 'stop'
         if self.paused: time.sleep(.1)                                      # it will be asked again
+        self.held()
         word = 'stop' if self.stopped() else asked(self.run)
         if word in ('pause', 'go') and self.paused != (word == 'pause'):
             self.paused = not self.paused; self.log(step=i, guard='control', news='paused, as asked' if self.paused else 'goes on, as asked')
@@ -485,11 +487,8 @@ def _attempt(run, config, a, device, past, tell, held, found):
     careful = Careful(engine, t, log, past, keep)
     total = torch.cuda.get_device_properties(device).total_memory if device.type == 'cuda' else None
     with stop_on_signal() as stopped, saver, contextlib.closing(loader(mix, t, done, pin=device.type == 'cuda')) as batches:
-        controls = Controls(run, stopped, log)
-        def told(i):
-            held()
-            saver.look()
-            return controls(i)
+        controls = Controls(run, stopped, log, held)
+        told = lambda i: (saver.look(), controls(i))[1]
         try: last = fit(engine, batches, val, t, log, save, told, watched, average, losses, Meter(config.model, t, device),
                         Guards(device, total, a.at_rest), careful, functools.partial(_said, config, tok, model))
         except GoBack as e:
