@@ -4,14 +4,15 @@
 
 # %% auto #0
 __all__ = ['KiB', 'MiB', 'GiB', 'META_ACTS_AS', 'Count', 'Natural', 'Workers', 'Seed', 'Share', 'fmt_bytes', 'fmt_count',
-           'UserError', 'optional', 'require', 'pick_device', 'compute_dtype', 'autocast_device', 'linear_dtype',
-           'full_precision', 'acts_as', 'seed_everything', 'assert_close', 'document_runs', 'aux_loss', 'collect_aux',
-           'memory_in_use', 'memory_free', 'sync_folder', 'make_folder', 'replace_file', 'atomic_write', 'Range',
-           'number_of', 'checked', 'read_number', 'flags', 'read_arguments', 'OutputError', 'Output', 'Background',
-           'take_standard_files', 'safe_output', 'about_memory', 'plain_warnings', 'run_command', 'figure', 'light']
+           'UserError', 'optional', 'pip_install', 'require', 'pick_device', 'compute_dtype', 'autocast_device',
+           'linear_dtype', 'full_precision', 'acts_as', 'seed_everything', 'assert_close', 'document_runs', 'aux_loss',
+           'collect_aux', 'memory_in_use', 'memory_free', 'sync_folder', 'make_folder', 'replace_file', 'atomic_write',
+           'Range', 'number_of', 'checked', 'read_number', 'flags', 'read_arguments', 'OutputError', 'Output',
+           'Background', 'take_standard_files', 'safe_output', 'about_memory', 'plain_warnings', 'run_command',
+           'figure', 'light']
 
-# %% ../nbs/00_core.ipynb #0b6d038c
-import contextlib, contextvars, errno, functools, importlib, inspect, io, os, queue, random, re, select, signal
+# %% ../nbs/00_core.ipynb #e869ebc2
+import contextlib, contextvars, errno, functools, importlib, inspect, io, os, queue, random, re, select, shlex, signal
 import sys, threading, typing, warnings
 from pathlib import Path
 import numpy as np
@@ -44,21 +45,49 @@ class UserError(ValueError):
     "A mistake in what the user gave; its text is one sentence that says what to do"
 
 # %% ../nbs/00_core.ipynb #170b968b
-def optional(
-    name:str, # module to import, e.g. 'triton'
-): # the module, or None where it is not installed
-    "Import `name` if it can be had"
+def _installed(
+    name:str, # module to import, e.g. 'PIL.Image'
+): # the module, or None where its package is not installed
+    "Import `name`; `UserError` with what went wrong where it is installed and cannot be imported"
+    package = name.partition('.')[0]
     try: return importlib.import_module(name)
-    except ImportError: return None
+    except Exception as e:                                 # a broken library raises anything
+        absent = package in sys.modules and sys.modules[package] is None
+        if isinstance(e, ModuleNotFoundError) and (e.name == package or absent): return None
+        said = ' '.join(str(e).split())[:500]
+        raise UserError(f'`{package}` is installed, but importing `{name}` failed ({type(e).__name__}: {said}): '
+                        'reinstall it in this environment, or uninstall it.') from e
 
 # %% ../nbs/00_core.ipynb #9adc1738
+def optional(
+    name:str, # module to import, e.g. 'triton'
+): # the module, or None where it is not installed, or, with a warning, where it cannot be imported
+    "Import `name` if it can be had"
+    try: return _installed(name)
+    except UserError as e: warnings.warn(str(e), stacklevel=2)
+
+# %% ../nbs/00_core.ipynb #7a2c4e10
+def pip_install(
+    name:str, # a module, e.g. 'datasets' or 'pyarrow.parquet'
+)->str: # a shell command
+    "What installs the library of a module where this Python finds it, in a version that Elleci works with"
+    from importlib.metadata import PackageNotFoundError, requires
+    library = name.split('.')[0].replace('_', '-')
+    try: ours = [r for r in requires('elleci') or () if re.match(f'{re.escape(library)}(?![A-Za-z0-9._-])', r)]
+    except PackageNotFoundError: ours = []
+    extras = [found[1] for r in ours if (found := re.search(r'extra == .(\w+)', r)) and found[1] != 'dev']
+    if extras: library = f'elleci[{extras[0]}]'
+    elif ours: library = ours[0].split(';')[0].strip()
+    return f'{shlex.quote(sys.executable)} -m pip install {shlex.quote(library)}'
+
+# %% ../nbs/00_core.ipynb #2698ae9d
 def require(
     name:str, # module to import, e.g. 'tokenizers'
     why:str,  # what it is needed for, to complete "… is needed to …"
 ):
-    "Import `name`, or raise a `UserError` that says how to install it"
-    if (module := optional(name)) is not None: return module
-    raise UserError(f"`{name}` is needed to {why}: run `pip install {name.split('.')[0].replace('_', '-')}`.")
+    "Import `name`, or raise a `UserError` that says how to install it, or what is wrong with it"
+    if (module := _installed(name)) is not None: return module
+    raise UserError(f"`{name}` is needed to {why}: run `{pip_install(name)}`.")
 
 # %% ../nbs/00_core.ipynb #ac256fa7
 def pick_device(
@@ -220,16 +249,16 @@ def replace_file(
     os.replace(new, path)
     sync_folder(Path(path).parent)
 
-# %% ../nbs/00_core.ipynb #b5f1449a
+# %% ../nbs/00_core.ipynb #79850dde
 def atomic_write(
     path:str|Path, # the file to write or replace
     content:bytes|str, # text is encoded as UTF-8
 ):
     "Write `content` to `path` so that a reader finds the old file or the new one, never half of either"
     path = Path(path); new = path.with_name(path.name + '.new')
-    if new.is_symlink() or new.is_fifo(): new.unlink()     # opened, it would lead elsewhere, or wait for ever
     try:
-        with open(new, 'wb') as f:
+        new.unlink(missing_ok=True)                        # what a killed run left, or a link to somebody's file
+        with open(new, 'wb', opener=lambda path, flags: os.open(path, flags | getattr(os, 'O_NOFOLLOW', 0), 0o666)) as f:
             f.write(content.encode() if isinstance(content, str) else content)
             f.flush(); os.fsync(f.fileno())
     except OSError:                                        # a full disk: what is there of it is of no use
@@ -336,8 +365,9 @@ def read_arguments(
     for p in known.values(): _option(parser, p, help.get(p.name))
     args = vars(parser.parse_args(argv))
     for name, v in args.items():
-        if not isinstance(v, str): continue
         flag = '--' + name.replace('_', '-')
+        if v == []: raise UserError(f"{flag} is '--': give a value.")      # what argparse makes of it
+        if not isinstance(v, str): continue
         if v.encode('utf-8', 'ignore').decode() != v: raise UserError(f'{flag} is not UTF-8 text: give ordinary characters.')
         args[name] = read_number(flag, known[name].annotation, v)
     return args
@@ -538,7 +568,7 @@ def _ignore(*signals):
     if threading.current_thread() is not threading.main_thread(): return
     for s in signals: signal.signal(s, signal.SIG_IGN)
 
-# %% ../nbs/00_core.ipynb #5db8de9b
+# %% ../nbs/00_core.ipynb #8c79cb55
 @contextlib.contextmanager
 def plain_warnings(
     name:str, # of the command
@@ -551,7 +581,7 @@ def plain_warnings(
     try: yield
     finally: warnings.formatwarning = before
 
-# %% ../nbs/00_core.ipynb #807d7915
+# %% ../nbs/00_core.ipynb #3858f608
 def run_command(
     f,         # function with annotated parameters (str, int, float, bool, or `T|None`); others are not flags
     argv=None, # list of arguments; None takes the shell's, and the process is the command's own

@@ -7,13 +7,13 @@ __all__ = ['HUES', 'Watch', 'figures', 'printable', 'status_line', 'elleci_watch
            'draw_run', 'run_html', 'dashboard', 'estimate', 'Plan', 'plan', 'exactly', 'with_advice', 'plan_html',
            'planner']
 
-# %% ../nbs/77_dashboard.ipynb #b5c52699
+# %% ../nbs/77_dashboard.ipynb #15a9acfe
 import html, json, math, multiprocessing, os, shutil, sys, threading, time, typing, warnings
 from array import array
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 import numpy as np
-from .core import GiB, MiB, Range, UserError, checked, figure, fmt_bytes, fmt_count, optional, require, run_command
+from .core import GiB, MiB, Range, UserError, checked, figure, fmt_bytes, fmt_count, optional, pip_install, require, run_command
 from .config import CHECKPOINTING, CHOICES, PRESETS, Config, ModelConfig, TrainConfig, preset as preset_config, read_config
 from .files import open_regular
 from .memory.ledger import CARDS, CATEGORIES, COLOURS, card_bytes, kept_by_block, kept_by_head, parameter_counts, parameter_shapes, phases
@@ -563,7 +563,7 @@ def dashboard(
     if not (math.isfinite(every) and every > 0): raise UserError(f'every is {every}: give seconds, more than 0.')
     if moving is None: moving = _can_move()
     if not moving:
-        print('A still picture: a moving one needs ipywidgets and a notebook' + ('.' if optional('ipywidgets') else ' (pip install ipywidgets).'))
+        print('A still picture: a moving one needs ipywidgets and a notebook' + ('.' if optional('ipywidgets') else f" ({pip_install('ipywidgets')})."))
         return draw_run(run).figure
     path = Path(run).resolve()
     if path in VIEWS: VIEWS.pop(path).close()
@@ -843,5 +843,5 @@ def planner(
     if card not in CARDS: raise UserError(f'card is {card!r}: give one of {", ".join(CARDS)}; for another size ask `plan`.')
     if moving is None: moving = _can_move()
     if moving: return Planner(preset, card).box
-    print('A still plan: sliders need ipywidgets and a notebook' + ('.' if optional('ipywidgets') else ' (pip install ipywidgets).'))
+    print('A still plan: sliders need ipywidgets and a notebook' + ('.' if optional('ipywidgets') else f" ({pip_install('ipywidgets')})."))
     return require('IPython.display', 'show a plan').HTML(plan_html(exactly(plan(preset, card))))

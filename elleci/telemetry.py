@@ -8,7 +8,7 @@ __all__ = ['NUMBERS', 'PREFIXES', 'TEXTS', 'POINTS', 'NAMES', 'TRACKERS', 'FOLDE
            'predicted_memory', 'measured_memory', 'write_memory', 'read_memory', 'TernaryHealth', 'scalars', 'trackers',
            'own_folder', 'claim', 'is_running', 'ask', 'asked']
 
-# %% ../nbs/68_telemetry.ipynb #c3213720
+# %% ../nbs/68_telemetry.ipynb #79e9d05a
 import contextlib, dataclasses, functools, json, math, os, re, stat, statistics, time, typing, warnings
 from collections import deque
 from pathlib import Path
@@ -19,7 +19,7 @@ from .core import MiB, Range, UserError, atomic_write, make_folder, memory_in_us
 from .files import decode_json, open_regular, read_limited
 from .config import ModelConfig, TrainConfig
 from .kernels.ternary import ternarize, pack_ternary, ternary_flips
-from .memory.measure import Measurement, live_bytes
+from .memory.measure import Measurement
 from .layers.ffn import BitLinear
 from .schedules import step_shape
 from .step_time import MACHINES, REACHED, step_flops
@@ -276,7 +276,7 @@ def measured_memory(
 )->dict: # bytes: weights and optimizer on the device, peak_allocated, peak_reserved, context; timeline
     "What the machine says of the same steps"
     there = lambda tensors: sum(t.nbytes for t in tensors if t.device.type == m.device.type)
-    live = live_bytes(m.events) if m.events else np.zeros(0, int)
+    live = m.live()
     context = m.after['card used'] - m.after['reserved'] if 'card used' in m.after else None
     return dict(weights=there(model.parameters()), optimizer=there(t for s in optimizer.state.values() for t in s.values() if torch.is_tensor(t)),
                 peak_allocated=m.peak_allocated, peak_reserved=m.peak_reserved, context=context, timeline=live[thin(live, POINTS)].tolist())

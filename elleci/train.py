@@ -4,31 +4,32 @@
 
 # %% auto #0
 __all__ = ['PATIENCE', 'AVERAGES', 'PROMPTS', 'validate', 'stop_on_signal', 'Controls', 'GoBack', 'Careful', 'keep_batch', 'fit',
-           'make_average', 'find_lr', 'announce', 'compared', 'elleci_train', 'train_command']
+           'make_average', 'find_lr', 'announce', 'measured_steps', 'compared', 'elleci_train', 'train_command']
 
-# %% ../nbs/76_train.ipynb #8b4253fe
+# %% ../nbs/76_train.ipynb #5fa116fe
 import contextlib, dataclasses, functools, gc, json, os, signal, stat, threading, time
 from pathlib import Path
 from typing import Annotated
 import torch
-from torch import nn
-from .core import Range, Seed, Share, UserError, about_memory, atomic_write, fmt_bytes, fmt_count, memory_free
+from .core import Range, Seed, Share, UserError, about_memory, atomic_write, fmt_bytes, fmt_count, memory_free, memory_in_use
 from .core import pick_device, read_number, require, run_command, safe_output, seed_everything
-from .memory.host import HostMemory
+from .memory.host import HostMemory, return_freed
 from .memory.ledger import parameter_counts
-from .memory.measure import explain_oom, measure, release
+from .memory.measure import StepMemory, explain_oom, release
 from .config import EMBEDDED, Config, config_to_json, preset as preset_config, read_config
 from .model import IGNORE
 from .optim import make_optimizer
 from .engine import make_engine, make_model, owned
 from .schedules import LazyAverage, lerac, lr_factor, plateau_factor, range_test, suggest_lr
-from .account import Account, account, alternatives, measured_peak, settings
+from .account import Account, account, alternatives, measured_peak, process_line, settings
 from .guards import Guards
 from .telemetry import FOLDERS, Log, Meter, TernaryHealth, asked, claim, measured_memory, read_metrics, trackers, write_memory
 from .data.tokenizer import load_tokenizer, save_tokenizer
+from .data.shards import fingerprint
 from .data.sources import data_settings, learn_tokenizer, parse_spec
-from .data.mixing import Mixture, loader, open_data
-from .checkpoint import MODEL, Checkpoint, Saver, all_finite, checkpoints, fits_model, is_run, load_checkpoint, newest, save_weights, tensor_text
+from .data.mixing import Mixture, check_same_data, loader, open_data
+from .checkpoint import MODEL, Checkpoint, Saver, all_finite, checkpoints, fits_model, is_run, load_checkpoint, newest, save_weights
+from .checkpoint import tensor_text
 from .generate import generate, load_run
 
 # %% ../nbs/76_train.ipynb #636dc5e4
@@ -251,50 +252,94 @@ def find_lr(
     except UserError as e: raise UserError(f'{e} Or give --lr a number.') from None
 
 # %% ../nbs/76_train.ipynb #3ee59a6a
+def _least_parameters(model):
+    "How many parameters a model has, counted on two periods of its pattern: to build ten thousand layers takes minutes"
+    period = len(model.pattern)
+    count = lambda n: sum(parameter_counts(dataclasses.replace(model, n_layers=n)).values())
+    if model.n_layers <= 2*period: return count(model.n_layers)
+    return count(period) + (model.n_layers//period - 1)*(count(2*period) - count(period))
+
+# %% ../nbs/76_train.ipynb #2990d74f
+def _refuse_too_large(
+    config:Config,
+    device:torch.device,
+    free:int|None, # bytes to be had on the device; None where unknown
+):
+    "`UserError` where the weights alone have no room: the rehearsal of such a model would take minutes"
+    numbers, t = _least_parameters(config.model), config.train
+    where, room = ('RAM', memory_free(torch.device('cpu'))) if t.weights_on == 'host' else (device, free)
+    weights = numbers*(2 if t.precision == 'bf16-weights' else 4)
+    if room is not None and weights > room:
+        raise UserError(f'{config.preset} has {fmt_count(numbers)} parameters: its weights alone take {fmt_bytes(weights)}, and {where} has '
+                        f'{fmt_bytes(room)} free: take a smaller model or a larger device.')
+
+# %% ../nbs/76_train.ipynb #c4a37313
 def announce(
     config:Config,
     device:torch.device,
     free:int|None, # bytes to be had on the device; None where unknown
 )->Account:
     "Print what will be trained and what it will hold; raises `UserError` if that cannot fit, or asks for memory that the machine has not got"
+    _refuse_too_large(config, device, free)
     if config.train.residuals == 'pinned': HostMemory('pinned', device)                          # refuses where there is no GPU, before anything is written
     a, t = account(config.model, config.train, 'cuda' if device.type == 'cuda' else 'cpu', name=config.preset, limit=free), config.train
     table = parameter_counts(config.model)
     print(f"{config.preset}: {fmt_count(sum(table.values()))} parameters ({', '.join(f'{k} {fmt_count(v)}' for k, v in table.items())})")
-    print(f"{device} will hold {fmt_bytes(a.total)} at its peak: {', '.join(f'{k} {fmt_bytes(v)}' for k, v in a.categories.items() if v)}")
+    if a.target == 'cpu': a = dataclasses.replace(a, process=memory_in_use(device))
+    print(f"{device} will hold {fmt_bytes(a.total)}{' in tensors' if a.process else ''} at its peak: {', '.join(f'{k} {fmt_bytes(v)}' for k, v in a.categories.items() if v)}")
+    if a.process: print(process_line(a))
     print(f'{t.steps:,} steps of {t.tokens_per_step:,} tokens ({t.accumulate} × {t.batch_size} × {t.seq_len}), {t.optimizer}, lr {t.lr:g}, {t.precision}')
     if free is not None and not a.fits(free):
-        raise UserError(f'{config.preset} needs {fmt_bytes(a.total)}, and {device} has {fmt_bytes(free)} free: take a smaller preset or a larger device; '
+        raise UserError(f'{config.preset} needs {fmt_bytes(a.needed)}, and {device} has {fmt_bytes(free)} free: take a smaller preset or a larger device; '
                         f'`elleci_memory --preset {config.preset} --vram {free//2**20}MiB` says what would fit.')
-    beside, room = a.host_total, memory_free(torch.device('cpu'))
+    beside, room = 0 if a.target == 'cpu' else a.host_total, memory_free(torch.device('cpu'))
     if room is not None and beside > room: raise UserError(f'{config.preset} needs {fmt_bytes(beside)} of RAM beside the card, and {fmt_bytes(room)} are free: '
                                                            'close other programs, leave more on the device, or take fewer tokens a step.')
     return a
 
 # %% ../nbs/76_train.ipynb #e6d04d7b
-def compared(
-    steps,         # an iterable of step numbers
-    model:nn.Module,
-    optimizer:torch.optim.Optimizer,
-    device:torch.device, # where it computes
-    tell,          # called with the number of the second step and the `Measurement`
-): # yields the steps
-    "Pass `steps` on, and measure the first two"
-    known = [*model.parameters(), *(t for s in optimizer.state.values() for t in s.values() if torch.is_tensor(t))]
-    with contextlib.ExitStack() as stack:
-        m, known = stack.enter_context(measure(device, known if device.type == 'cpu' else ())), None
-        for n, i in enumerate(steps):
-            yield i
-            if n == 1: stack.close(); tell(i, m)
+@contextlib.contextmanager
+def measured_steps(
+    engine, # from `make_engine`; its `step` is wrapped
+): # a context manager that gives a `StepMemory`
+    "Within it, the engine's steps are measured, and nothing else"
+    states = (t for state in engine.optimizer.state.values() for t in state.values() if torch.is_tensor(t))
+    known = [*engine.model.parameters(), *states] if engine.device.type == 'cpu' else []
+    memory = StepMemory(engine.device, known, [engine.model.embedding, *engine.model.blocks])
+    del known, states
+    step, before = engine.step, vars(engine).get('step')
+    def measured(micro_batches):
+        with memory.step([t for batch in micro_batches for t in batch]): return step(micro_batches)
+    engine.step = measured
+    try: yield memory
+    finally:
+        del engine.step
+        if before is not None: engine.step = before
 
-# %% ../nbs/76_train.ipynb #9ce3583a
+# %% ../nbs/76_train.ipynb #b5261580
+def compared(
+    steps,  # an iterable of step numbers
+    engine, # from `make_engine`, which makes them
+    tell,   # called with the number of the second step that was made and the `Measurement`
+): # yields the steps
+    "Pass `steps` on, and measure the first two that are made"
+    steps = iter(steps)
+    with measured_steps(engine) as memory:
+        for i in steps:
+            yield i
+            if memory.steps == 2: break
+        else: return
+    tell(i, memory.measurement())
+    yield from steps
+
+# %% ../nbs/76_train.ipynb #d96fb73b
 @contextlib.contextmanager
 def _explained(config, a, free):
     "An out-of-memory error becomes one screen that says what to change"
     try: yield
     except (RuntimeError, MemoryError) as e:
         if not about_memory(e): raise
-        text = explain_oom(e, lambda: alternatives(config, free or a.total - 1, a.target))
+        text = explain_oom(e, lambda: alternatives(config, free or a.needed - 1, a.target))
     else: return
     raise UserError(text + ('' if config.train.shrink else '\n\nOr add --resume --shrink, which goes on with smaller micro-batches and as many tokens a step.'))
 
@@ -383,7 +428,7 @@ def _tokenizer(run, config):
     save_tokenizer(tok, run/'tokenizer.json')
     return tok
 
-# %% ../nbs/76_train.ipynb #f1bcbe53
+# %% ../nbs/76_train.ipynb #6da45afb
 def _data(run, config, point=None, auto=False):
     "Tokenizer, the mixture at the right place, validation rows per source"
     tok = _tokenizer(run, config)
@@ -391,7 +436,7 @@ def _data(run, config, point=None, auto=False):
     if not auto and not (path.exists() and path.read_bytes() == text.encode()): atomic_write(path, text)   # from here on --resume finds the half-done tokens; without a rate there is nothing to resume
     mix, val = open_data(config.train, tok, run/'tokens')
     said = point.said if point else {}
-    if said.get('data', mix.fingerprint) != mix.fingerprint: raise UserError(f'The tokens in {run}/tokens are not those it was begun with: remove that folder, restore the text, and add --resume again; or begin another run.')
+    check_same_data(said.get('data', mix.fingerprint), mix, run)
     if 'place' in said: mix.restore(said['place'])
     return tok, mix, val
 
@@ -417,7 +462,7 @@ def _bar(steps, done):
 # %% ../nbs/76_train.ipynb #6d924a4d
 def _past(steps): return f", past the batch{'es' if len(steps) > 1 else ''} of step{'s' if len(steps) > 1 else ''} {', '.join(map(str, steps))}" if steps else ''
 
-# %% ../nbs/76_train.ipynb #ecb9c71d
+# %% ../nbs/76_train.ipynb #696a3089
 class _HeldLog(Log):
     "A `Log` that does not write into a folder which is no longer the run's"
     def __init__(self, run, listeners, done, held):
@@ -479,8 +524,8 @@ def _attempt(run, config, a, device, past, tell, held, found):
     def save(i, place):
         held()
         kept = dict(more=average.state_dict(), average=[average.begin, average.every]) if average else {}
-        saver.save(i, model, optimizer, data=mix.fingerprint, place=place, losses=losses, **kept, **dict(scaler=engine.scaler.state_dict()) if getattr(engine, 'scaler', None) else {})
-    watched = lambda steps: compared(progress(steps), model, optimizer, engine.device, functools.partial(_reconciled, run, a, model, optimizer, log, say))
+        saver.save(i, model, optimizer, data=mix.fingerprint, tokenizer=fingerprint(tok), place=place, losses=losses, **kept, **dict(scaler=engine.scaler.state_dict()) if getattr(engine, 'scaler', None) else {})
+    watched = lambda steps: compared(progress(steps), engine, functools.partial(_reconciled, run, a, model, optimizer, log, say))
     def keep(i, micro):
         held()
         keep_batch(run, i, micro)
@@ -546,7 +591,7 @@ def _averaged(run, config, engine, average, tok, val, log):
     log(step=config.train.steps, **{k.replace('val_loss', 'average_loss'): v for k, v in seen.items()})
     (run/'average').mkdir(exist_ok=True)
     atomic_write(run/'average'/'config.json', config_to_json(config)); save_tokenizer(tok, run/'average'/'tokenizer.json')
-    save_weights(run/'average', engine.model, step=str(config.train.steps))                # last: it says that all is there
+    save_weights(run/'average', engine.model, step=str(config.train.steps), tokenizer=fingerprint(tok))                # last: it says that all is there
     print(f"the weights averaged from step {average.begin} on have a validation loss of {seen['val_loss']:.3f}; they are in {run/'average'}")
 
 # %% ../nbs/76_train.ipynb #a2cfa0c4
@@ -615,23 +660,6 @@ def _check_sources(run, train):
             raise UserError(f'{where} lies in the folder that {run} keeps its own tokens in: move it elsewhere, or give another --out.')
 
 
-def _least_parameters(model):
-    "How many parameters a model has, counted on two periods of its pattern: to build ten thousand layers takes minutes"
-    period = len(model.pattern)
-    count = lambda n: sum(parameter_counts(dataclasses.replace(model, n_layers=n)).values())
-    if model.n_layers <= 2*period: return count(model.n_layers)
-    return count(period) + (model.n_layers//period - 1)*(count(2*period) - count(period))
-
-
-def _check_size(config, free):
-    "Raise `UserError` where the weights alone exceed the memory of the whole machine: to rehearse such a step could take all day"
-    n, room = _least_parameters(config.model), memory_free(torch.device('cpu'))
-    weights = n*(2 if config.train.precision == 'bf16-weights' else 4)
-    if free is None or room is None or weights <= free + room: return
-    raise UserError(f'{config.preset} has {fmt_count(n)} parameters, {fmt_bytes(weights)} of weights alone, and this machine has '
-                    f'{fmt_bytes(max(free, room))} free: take a smaller preset, or fewer and narrower layers.')
-
-
 def _is_complete(run, train, done):
     average = train.average != 1 and tensor_text(run/'average'/MODEL).get('step') != str(train.steps)
     return done >= train.steps and not average
@@ -650,7 +678,6 @@ def _go(run, begin, resume, auto, track):
         if complete := _is_complete(run, config.train, done): print(f'{run} is complete: {done} steps.')
         if not complete:
             free = memory_free(device)
-            _check_size(config, free)
             a = announce(config, device, free)
             with _explained(config, a, free):
                 if not resumed: _clear(run)
@@ -732,7 +759,8 @@ def elleci_train(
     with safe_output(droppable=True), _plain_torch(): _go(run, begin, resume, auto, track)
     return run
 
-# %% ../nbs/76_train.ipynb #664992e7
+# %% ../nbs/76_train.ipynb #dcee1ec5
 def train_command():
     "`elleci_train` in a shell"
+    return_freed()
     return run_command(elleci_train, droppable=True)
