@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 from .core import UserError, atomic_write, fmt_bytes, fmt_count, memory_free, memory_in_use, pick_device, require, run_command, seed_everything
-from .memory.host import HostMemory, return_freed
+from .memory.host import HostMemory, our_process, return_freed
 from .memory.ledger import parameter_counts
 from .memory.measure import StepMemory, explain_oom, release
 from .config import EMBEDDED, Config, config_from_json, config_to_json, preset as preset_config
@@ -20,7 +20,7 @@ from .model import IGNORE
 from .optim import make_optimizer
 from .engine import make_engine, make_model, owned
 from .schedules import LazyAverage, lerac, lr_factor, plateau_factor, range_test, suggest_lr
-from .account import Account, account, alternatives, measured_peak, process_line, settings
+from .account import Account, account, alternatives, measurable, measured_peak, process_line, settings
 from .guards import Guards
 from .telemetry import Log, Meter, TernaryHealth, asked, claim, forget_after, measured_memory, trackers, write_memory
 from .data.tokenizer import load_tokenizer, save_tokenizer
@@ -259,7 +259,9 @@ def announce(
     a, t = account(config.model, config.train, 'cuda' if device.type == 'cuda' else 'cpu', name=config.preset, limit=free), config.train
     table = parameter_counts(config.model)
     print(f"{config.preset}: {fmt_count(sum(table.values()))} parameters ({', '.join(f'{k} {fmt_count(v)}' for k, v in table.items())})")
-    if a.target == 'cpu': a = dataclasses.replace(a, process=memory_in_use(device))
+    if a.target == 'cpu':
+        if 'host' in (t.weights_on, t.states_on): return_freed()           # who streams has chosen memory over time
+        a = dataclasses.replace(a, process=memory_in_use(device))
     print(f"{device} will hold {fmt_bytes(a.total)}{' in tensors' if a.process else ''} at its peak: {', '.join(f'{k} {fmt_bytes(v)}' for k, v in a.categories.items() if v)}")
     if a.process: print(process_line(a))
     print(f'{t.steps:,} steps of {t.tokens_per_step:,} tokens ({t.accumulate} × {t.batch_size} × {t.seq_len}), {t.optimizer}, lr {t.lr:g}, {t.precision}')
@@ -301,9 +303,9 @@ def compared(
     with measured_steps(engine) as memory:
         for i in steps:
             yield i
-            if memory.steps == 2: break
+            if memory.steps == 2 or memory.given_up: break
         else: return
-    tell(i, memory.measurement())
+    if memory.steps == 2: tell(i, memory.measurement())
     yield from steps
 
 # %% ../nbs/76_train.ipynb #9ce3583a
@@ -399,7 +401,8 @@ def _attempt(run, config, a, device, past, tell):
     def save(i, place):
         kept = dict(more=average.state_dict(), average=[average.begin, average.every]) if average else {}
         saver.save(i, model, optimizer, data=mix.fingerprint, place=place, losses=losses, **kept, **dict(scaler=engine.scaler.state_dict()) if getattr(engine, 'scaler', None) else {})
-    watched = lambda steps: compared(progress(steps), engine, functools.partial(_reconciled, run, a, model, optimizer, log, say))
+    told_peak = functools.partial(_reconciled, run, a, model, optimizer, log, say)
+    watched = lambda steps: compared(progress(steps), engine, told_peak) if measurable(a) else progress(steps)
     careful = Careful(engine, t, log, past, functools.partial(keep_batch, run))
     total = torch.cuda.get_device_properties(device).total_memory if device.type == 'cuda' else None
     with stop_on_signal() as stopped, saver, contextlib.closing(loader(mix, t, done, pin=device.type == 'cuda')) as batches:
@@ -569,5 +572,5 @@ def elleci_train(
 # %% ../nbs/76_train.ipynb #be788e70
 def train_command():
     "`elleci_train` in a shell"
-    return_freed()
+    our_process()
     return run_command(elleci_train)
