@@ -6,14 +6,14 @@
 __all__ = ['PATIENCE', 'AVERAGES', 'PROMPTS', 'validate', 'stop_on_signal', 'Controls', 'GoBack', 'Careful', 'keep_batch', 'fit',
            'make_average', 'find_lr', 'announce', 'measured_steps', 'compared', 'elleci_train', 'train_command']
 
-# %% ../nbs/76_train.ipynb #5fa116fe
+# %% ../nbs/76_train.ipynb #d4cbcd39
 import contextlib, dataclasses, functools, gc, json, os, signal, stat, threading, time
 from pathlib import Path
 from typing import Annotated
 import torch
 from .core import Range, Seed, Share, UserError, about_memory, atomic_write, fmt_bytes, fmt_count, memory_free, memory_in_use
 from .core import pick_device, read_number, require, run_command, safe_output, seed_everything
-from .memory.host import HostMemory, return_freed
+from .memory.host import HostMemory, our_process, return_freed
 from .memory.ledger import parameter_counts
 from .memory.measure import StepMemory, explain_oom, release
 from .config import EMBEDDED, Config, config_to_json, preset as preset_config, read_config
@@ -21,7 +21,7 @@ from .model import IGNORE
 from .optim import make_optimizer
 from .engine import make_engine, make_model, owned
 from .schedules import LazyAverage, lerac, lr_factor, plateau_factor, range_test, suggest_lr
-from .account import Account, account, alternatives, measured_peak, process_line, settings
+from .account import Account, account, alternatives, measurable, measured_peak, process_line, settings
 from .guards import Guards
 from .telemetry import FOLDERS, Log, Meter, TernaryHealth, asked, claim, measured_memory, read_metrics, trackers, write_memory
 from .data.tokenizer import load_tokenizer, save_tokenizer
@@ -273,7 +273,7 @@ def _refuse_too_large(
         raise UserError(f'{config.preset} has {fmt_count(numbers)} parameters: its weights alone take {fmt_bytes(weights)}, and {where} has '
                         f'{fmt_bytes(room)} free: take a smaller model or a larger device.')
 
-# %% ../nbs/76_train.ipynb #c4a37313
+# %% ../nbs/76_train.ipynb #5fbac695
 def announce(
     config:Config,
     device:torch.device,
@@ -285,7 +285,9 @@ def announce(
     a, t = account(config.model, config.train, 'cuda' if device.type == 'cuda' else 'cpu', name=config.preset, limit=free), config.train
     table = parameter_counts(config.model)
     print(f"{config.preset}: {fmt_count(sum(table.values()))} parameters ({', '.join(f'{k} {fmt_count(v)}' for k, v in table.items())})")
-    if a.target == 'cpu': a = dataclasses.replace(a, process=memory_in_use(device))
+    if a.target == 'cpu':
+        if 'host' in (t.weights_on, t.states_on): return_freed()           # who streams has chosen memory over time
+        a = dataclasses.replace(a, process=memory_in_use(device))
     print(f"{device} will hold {fmt_bytes(a.total)}{' in tensors' if a.process else ''} at its peak: {', '.join(f'{k} {fmt_bytes(v)}' for k, v in a.categories.items() if v)}")
     if a.process: print(process_line(a))
     print(f'{t.steps:,} steps of {t.tokens_per_step:,} tokens ({t.accumulate} × {t.batch_size} × {t.seq_len}), {t.optimizer}, lr {t.lr:g}, {t.precision}')
@@ -327,9 +329,9 @@ def compared(
     with measured_steps(engine) as memory:
         for i in steps:
             yield i
-            if memory.steps == 2: break
+            if memory.steps == 2 or memory.given_up: break
         else: return
-    tell(i, memory.measurement())
+    if memory.steps == 2: tell(i, memory.measurement())
     yield from steps
 
 # %% ../nbs/76_train.ipynb #d96fb73b
@@ -462,7 +464,7 @@ def _bar(steps, done):
 # %% ../nbs/76_train.ipynb #6d924a4d
 def _past(steps): return f", past the batch{'es' if len(steps) > 1 else ''} of step{'s' if len(steps) > 1 else ''} {', '.join(map(str, steps))}" if steps else ''
 
-# %% ../nbs/76_train.ipynb #696a3089
+# %% ../nbs/76_train.ipynb #3215c2be
 class _HeldLog(Log):
     "A `Log` that does not write into a folder which is no longer the run's"
     def __init__(self, run, listeners, done, held):
@@ -525,7 +527,8 @@ def _attempt(run, config, a, device, past, tell, held, found):
         held()
         kept = dict(more=average.state_dict(), average=[average.begin, average.every]) if average else {}
         saver.save(i, model, optimizer, data=mix.fingerprint, tokenizer=fingerprint(tok), place=place, losses=losses, **kept, **dict(scaler=engine.scaler.state_dict()) if getattr(engine, 'scaler', None) else {})
-    watched = lambda steps: compared(progress(steps), engine, functools.partial(_reconciled, run, a, model, optimizer, log, say))
+    told_peak = functools.partial(_reconciled, run, a, model, optimizer, log, say)
+    watched = lambda steps: compared(progress(steps), engine, told_peak) if measurable(a) else progress(steps)
     def keep(i, micro):
         held()
         keep_batch(run, i, micro)
@@ -759,8 +762,8 @@ def elleci_train(
     with safe_output(droppable=True), _plain_torch(): _go(run, begin, resume, auto, track)
     return run
 
-# %% ../nbs/76_train.ipynb #dcee1ec5
+# %% ../nbs/76_train.ipynb #6532e69d
 def train_command():
     "`elleci_train` in a shell"
-    return_freed()
+    our_process()
     return run_command(elleci_train, droppable=True)
