@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['unspeakable', 'choose', 'generate', 'load_run', 'elleci_pack', 'pack_command', 'elleci_generate', 'generate_command']
 
-# %% ../nbs/75_generate.ipynb #487ad383
+# %% ../nbs/75_generate.ipynb #5e0faa03
 import contextlib, hashlib, os
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from .core import Count, Range, Seed, UserError, atomic_write, checked, fmt_bytes, pick_device, run_command
 from .files import read_limited
-from .config import config_from_json, config_to_json
+from .config import config_to_json, read_config
 from .layers.ffn import PackedLinear, pack_model, ternary_once
 from .model import Elleci
 from .engine import make_model
@@ -131,7 +131,7 @@ def _check_own_tokenizer(path, tok, said):
     if said.get('tokenizer') in (None, fingerprint(tok), as_written): return
     raise UserError(f'{path} is not the tokenizer that these weights were trained with: restore it from a copy of the run.')
 
-# %% ../nbs/75_generate.ipynb #537d08f9
+# %% ../nbs/75_generate.ipynb #3e091c36
 def load_run(
     run:str|Path, # a folder that `elleci_train` or `elleci_pack` wrote
     device:str='auto',
@@ -139,7 +139,7 @@ def load_run(
     "Everything needed to use a trained model; raises `UserError` for a folder that is not a run, or whose parts do not match"
     run = Path(run)
     if not (run/'config.json').exists(): raise UserError(f'There is no run in {run}: train one with `elleci_train --out {run}`.')
-    config = config_from_json(read_limited(run/'config.json').decode(errors='replace'))
+    config = read_config(run)
     tok = load_tokenizer(run/'tokenizer.json', config.model.vocab_size)
     folder, said = _trained(run)
     _check_own_tokenizer(run/'tokenizer.json', tok, said)
