@@ -15,7 +15,7 @@ from .core import UserError, atomic_write, fmt_bytes, fmt_count, memory_free, pi
 from .memory.host import HostMemory
 from .memory.ledger import parameter_counts
 from .memory.measure import explain_oom, measure, release
-from .config import EMBEDDED, Config, config_from_json, config_to_json, preset as preset_config
+from .config import EMBEDDED, Config, TrainConfig, config_from_json, config_to_json, preset as preset_config
 from .model import IGNORE
 from .optim import make_optimizer
 from .engine import make_engine, make_model, owned
@@ -248,6 +248,16 @@ def find_lr(
     try: return suggest_lr(seen)
     except UserError as e: raise UserError(f'{e} Or give --lr a number.') from None
 
+# %% ../nbs/76_train.ipynb #9be2417c
+def slow_on_cpu(
+    t:TrainConfig,
+    device:torch.device,
+)->str: # a line, or nothing
+    "What was chosen that is there for GPUs, if `device` is a CPU"
+    chosen = [f'--precision {t.precision}']*(t.precision != 'fp32') + ['--int8-backward']*t.int8_backward
+    if device.type != 'cpu' or not chosen: return ''
+    return f"{' and '.join(chosen)}: slower than --precision fp32 alone on a CPU; it shows what a GPU would compute."
+
 # %% ../nbs/76_train.ipynb #3ee59a6a
 def announce(
     config:Config,
@@ -261,6 +271,7 @@ def announce(
     print(f"{config.preset}: {fmt_count(sum(table.values()))} parameters ({', '.join(f'{k} {fmt_count(v)}' for k, v in table.items())})")
     print(f"{device} will hold {fmt_bytes(a.total)} at its peak: {', '.join(f'{k} {fmt_bytes(v)}' for k, v in a.categories.items() if v)}")
     print(f'{t.steps:,} steps of {t.tokens_per_step:,} tokens ({t.accumulate} × {t.batch_size} × {t.seq_len}), {t.optimizer}, lr {t.lr:g}, {t.precision}')
+    if slow := slow_on_cpu(t, device): print(slow)
     if free is not None and not a.fits(free):
         raise UserError(f'{config.preset} needs {fmt_bytes(a.total)}, and {device} has {fmt_bytes(free)} free: take a smaller preset or a larger device; '
                         f'`elleci_memory --preset {config.preset} --vram {free//2**20}MiB` says what would fit.')
@@ -515,14 +526,14 @@ def elleci_train(
     seq:int|None=None,    # tokens in a row
     accumulate:int|None=None, # micro-batches in an optimizer step
     optimizer:str|None=None,  # lion, adamw or lion8
-    precision:str|None=None,  # bf16, fp16, bf16-weights or fp32
+    precision:str|None=None,  # bf16, fp16, bf16-weights or fp32, the fastest on a CPU
     checkpointing:str|None=None, # none, selective, block or offload
     engine:str|None=None,     # ordinary or layer-major
     clip_by:str|None=None,    # model or layer
     residuals:str|None=None,  # layer-major: auto, device, pinned or pageable
     weights_on:str|None=None, # layer-major: device or host
     states_on:str|None=None,  # layer-major: device or host
-    int8_backward:bool=False, # ternary layers: gradients rounded to int8 too
+    int8_backward:bool=False, # ternary layers: gradients rounded to int8 too; slower on a CPU
     lr:str|None=None,     # learning rate; auto finds one by a range test of 100 steps
     schedule:str|None=None, # wsd, cosine or onecycle
     lengths:str|None=None, # growing rows, e.g. 0:4,0.1:2,0.3:1 begins at a quarter of --seq
