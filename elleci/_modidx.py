@@ -1678,6 +1678,7 @@ d = { 'settings': { 'branch': 'main',
                               'elleci.train.keep_batch': ('train.html#keep_batch', 'elleci/train.py'),
                               'elleci.train.make_average': ('train.html#make_average', 'elleci/train.py'),
                               'elleci.train.measured_steps': ('train.html#measured_steps', 'elleci/train.py'),
+                              'elleci.train.slow_on_cpu': ('train.html#slow_on_cpu', 'elleci/train.py'),
                               'elleci.train.stop_on_signal': ('train.html#stop_on_signal', 'elleci/train.py'),
                               'elleci.train.train_command': ('train.html#train_command', 'elleci/train.py'),
                               'elleci.train.validate': ('train.html#validate', 'elleci/train.py')}}}

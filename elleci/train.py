@@ -6,7 +6,7 @@
 __all__ = ['PATIENCE', 'AVERAGES', 'PROMPTS', 'validate', 'stop_on_signal', 'Controls', 'GoBack', 'Careful', 'keep_batch', 'fit',
            'make_average', 'find_lr', 'announce', 'measured_steps', 'compared', 'elleci_train', 'train_command']
 
-# %% ../nbs/76_train.ipynb #d4cbcd39
+# %% ../nbs/76_train.ipynb #2058c458
 import contextlib, dataclasses, functools, gc, json, os, signal, stat, threading, time
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +16,7 @@ from .core import pick_device, read_number, require, run_command, safe_output, s
 from .memory.host import HostMemory, our_process, return_freed
 from .memory.ledger import parameter_counts
 from .memory.measure import StepMemory, explain_oom, release
-from .config import EMBEDDED, Config, config_to_json, preset as preset_config, read_config
+from .config import EMBEDDED, Config, TrainConfig, config_to_json, preset as preset_config, read_config
 from .model import IGNORE
 from .optim import make_optimizer
 from .engine import make_engine, make_model, owned
@@ -251,6 +251,16 @@ def find_lr(
     try: return suggest_lr(seen)
     except UserError as e: raise UserError(f'{e} Or give --lr a number.') from None
 
+# %% ../nbs/76_train.ipynb #9be2417c
+def slow_on_cpu(
+    t:TrainConfig,
+    device:torch.device,
+)->str: # a line, or nothing
+    "What was chosen that is there for GPUs, if `device` is a CPU"
+    chosen = [f'--precision {t.precision}']*(t.precision != 'fp32') + ['--int8-backward']*t.int8_backward
+    if device.type != 'cpu' or not chosen: return ''
+    return f"{' and '.join(chosen)}: slower than --precision fp32 alone on a CPU; it shows what a GPU would compute."
+
 # %% ../nbs/76_train.ipynb #3ee59a6a
 def _least_parameters(model):
     "How many parameters a model has, counted on two periods of its pattern: to build ten thousand layers takes minutes"
@@ -273,7 +283,7 @@ def _refuse_too_large(
         raise UserError(f'{config.preset} has {fmt_count(numbers)} parameters: its weights alone take {fmt_bytes(weights)}, and {where} has '
                         f'{fmt_bytes(room)} free: take a smaller model or a larger device.')
 
-# %% ../nbs/76_train.ipynb #5fbac695
+# %% ../nbs/76_train.ipynb #f8c9e270
 def announce(
     config:Config,
     device:torch.device,
@@ -291,6 +301,7 @@ def announce(
     print(f"{device} will hold {fmt_bytes(a.total)}{' in tensors' if a.process else ''} at its peak: {', '.join(f'{k} {fmt_bytes(v)}' for k, v in a.categories.items() if v)}")
     if a.process: print(process_line(a))
     print(f'{t.steps:,} steps of {t.tokens_per_step:,} tokens ({t.accumulate} × {t.batch_size} × {t.seq_len}), {t.optimizer}, lr {t.lr:g}, {t.precision}')
+    if slow := slow_on_cpu(t, device): print(slow)
     if free is not None and not a.fits(free):
         raise UserError(f'{config.preset} needs {fmt_bytes(a.needed)}, and {device} has {fmt_bytes(free)} free: take a smaller preset or a larger device; '
                         f'`elleci_memory --preset {config.preset} --vram {free//2**20}MiB` says what would fit.')
@@ -716,7 +727,7 @@ def _run_folder(out, preset):
     if out is not None and not str(out): raise UserError('--out is empty: give a folder, or leave it out for runs/<preset>.')
     return Path(out if out is not None else f'runs/{preset}')
 
-# %% ../nbs/76_train.ipynb #6b1e6478
+# %% ../nbs/76_train.ipynb #b829d41d
 def elleci_train(
     preset:str|None=None, # elleci-tiny (the default), elleci-1b5, elleci-1b5-12gib
     steps:Many|None=None, # optimizer steps
@@ -728,14 +739,14 @@ def elleci_train(
     seq:Many|None=None,   # tokens in a row
     accumulate:Annotated[int, Range(1, 10**4 - 1)]|None=None, # micro-batches in an optimizer step
     optimizer:str|None=None,  # lion, adamw or lion8
-    precision:str|None=None,  # bf16, fp16, bf16-weights or fp32
+    precision:str|None=None,  # bf16, fp16, bf16-weights or fp32, the fastest on a CPU
     checkpointing:str|None=None, # none, selective, block or offload
     engine:str|None=None,     # ordinary or layer-major
     clip_by:str|None=None,    # model or layer
     residuals:str|None=None,  # layer-major: auto, device, pinned or pageable
     weights_on:str|None=None, # layer-major: device or host
     states_on:str|None=None,  # layer-major: device or host
-    int8_backward:bool=False, # ternary layers: gradients rounded to int8 too
+    int8_backward:bool=False, # ternary layers: gradients rounded to int8 too; slower on a CPU
     lr:Annotated[str, RATES]|None=None, # learning rate; auto finds one by a range test of 100 steps
     schedule:str|None=None, # wsd, cosine or onecycle
     lengths:str|None=None, # growing rows, e.g. 0:4,0.1:2,0.3:1 begins at a quarter of --seq
