@@ -2,11 +2,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
+HERE := --no-build-isolation --use-pep517 -e
 
-.PHONY: train test test-long test-browser lab bench bench-gpu readme clean
+.PHONY: train test test-long test-browser lab bench bench-gpu readme lock clean
 
 train: .venv/run  ## a trained model, from nothing
 	$(BIN)/elleci_train --preset elleci-tiny --out runs/elleci-tiny --resume
+	@echo 'elleci_train, elleci_generate and the other commands are found in this terminal after: source .venv/bin/activate'
 
 test: .venv/dev   ## every check, on this working tree
 	$(BIN)/python .ci/checks.py
@@ -22,9 +24,9 @@ test-browser: .venv/dev  ## dashboard and planner in JupyterLab, driven in Chrom
 	ELLECI_BROWSER=1 $(BIN)/jupyter nbconvert --log-level=ERROR --to markdown --execute --no-input --stdout nbs/tests/77_browser.ipynb
 
 lab: .venv/dev    ## read and run the notebooks
-	$(BIN)/jupyter lab --notebook-dir=nbs
+	$(BIN)/jupyter lab --notebook-dir=nbs --config=.ci/jupyter_server_config.py
 
-bench: .venv/run  ## train elleci-tiny, and with several state sizes; time its loop; with 8-bit optimizers, ternary or not; pack the 1.5B model; time the account and the scan on this CPU; what was measured goes to data/results
+bench: .venv/run  ## train elleci-tiny, and with several state sizes; time its loop; with 8-bit optimizers, ternary or not; pack the 1.5B model; time the account and the scan on this CPU, and two trainings at once; what was measured goes to data/results
 	$(BIN)/python benchmarks/tiny.py
 	$(BIN)/python benchmarks/loop.py
 	$(BIN)/python benchmarks/d_state.py
@@ -33,12 +35,17 @@ bench: .venv/run  ## train elleci-tiny, and with several state sizes; time its l
 	$(BIN)/python benchmarks/lion8.py
 	$(BIN)/python benchmarks/ternary.py
 	$(BIN)/python benchmarks/packed.py
+	$(BIN)/python benchmarks/two_runs.py
 
 bench-gpu: .venv/run  ## everything that is measured on a GPU, in at most 8 minutes; goes to data/results
 	$(BIN)/python benchmarks/gpu_suite.py
 
 readme: .venv/dev ## README.md from nbs/index.ipynb
 	$(BIN)/python .ci/readme.py
+
+lock: .venv/run   ## renew constraints.txt below its direct requirements
+	$(PIP) uv
+	$(BIN)/python .ci/lock.py
 
 clean:            ## everything that git does not track
 	rm -rf .venv build dist *.egg-info
@@ -47,15 +54,16 @@ clean:            ## everything that git does not track
 .venv/run: setup.py settings.ini constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "elleci needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP) setuptools wheel packaging
 	$(PIP) torch
-	$(PIP) -e .
+	$(PIP) $(HERE) .
 	touch $@
 
-# mamba-ssm without its CUDA extension, which `make test` compares the scan with: its setup.py needs torch, setuptools, wheel, packaging at hand
+# mamba-ssm without its CUDA extension, which `make test` compares the scan with: its setup.py needs torch, setuptools, wheel and packaging at hand
 .venv/dev: .venv/run
-	$(PIP) -e '.[dev]'
+	$(PIP) $(HERE) '.[dev]'
 	@$(PIP) triton || echo 'no Triton for this system: its kernels will not be checked'
-	@$(PIP) setuptools wheel packaging einops && \
+	@$(PIP) einops && \
 	MAMBA_FORCE_BUILD=TRUE MAMBA_SKIP_CUDA_BUILD=TRUE $(PIP) --no-deps --no-build-isolation mamba-ssm >.venv/mamba-ssm.log 2>&1 || \
 	echo 'mamba-ssm could not be installed (.venv/mamba-ssm.log): the comparison with it will be skipped'
 	@$(PIP) bitsandbytes torchao pytorch-optimizer || echo 'bitsandbytes, torchao or pytorch-optimizer could not be installed: their bytes will not be measured'

@@ -1,18 +1,24 @@
 "Every check of this repository, on the working tree as it is. The last line says `N passed, N failed`, and the exit code agrees."
-import ast, json, multiprocessing, os, re, shutil, signal, subprocess, sys, tempfile, time
+import ast, importlib.metadata, json, multiprocessing, os, re, shutil, signal, subprocess, sys, tempfile, time
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import forkserver
 from pathlib import Path
 from unittest import mock
+from packaging.requirements import Requirement
+import clocks
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
-NOTEBOOK_LIMIT = 150                                   # seconds for one notebook; a hang must not take the rest along
+# A hang must not take the rest along. What is limited is the CPU time that a notebook and all its processes take, which does not
+# depend on what else the machine is doing; and, for one that waits for ever, the time in which they take next to none.
+CPU_LIMIT = 600                                        # seconds; on two quiet cores the longest takes about 30
+IDLE_LIMIT = 300                                       # seconds in which less than one of CPU time was taken
+WALL_LIMIT = 3600                                      # seconds; for what only pretends to be busy
 WORKERS = max(1, min(2, os.cpu_count() or 1))          # each with one thread: two OpenMP teams on two cores spin against each other
 
 def environment(): return {**os.environ, 'PATH': f"{BIN}{os.pathsep}{os.environ['PATH']}", 'PYTHONDONTWRITEBYTECODE': '1'}
-def run(*cmd, cwd=ROOT, timeout=300, env=None):
-    "Output of a command; raises with its last lines if it fails"
+def run(*cmd, cwd=ROOT, timeout=3600, env=None):
+    "Output of a command; raises with its last lines if it fails; the timeout is for what hangs, not for what is slow"
     full = {**environment(), **(env or {})}
     p = subprocess.Popen([str(c) for c in cmd], cwd=cwd, env=full, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
     try: out, _ = p.communicate(timeout=timeout)
@@ -71,6 +77,12 @@ def check_names():
     "No undefined or unused name, in the package, the scripts and the notebooks (where versions follow each other by design)"
     run('ruff', 'check', '-q', '--no-cache', '--select', 'F,E9', 'elleci', 'benchmarks', '.ci', 'setup.py')
     run('ruff', 'check', '-q', '--no-cache', '--select', 'F,E9', '--ignore', 'F811', 'nbs')
+
+def check_advice():
+    "A message that says how to install something names the environment and the version: it comes from `pip_install`"
+    found = [f'{p.relative_to(ROOT)}:{i}' for p in sorted((ROOT/'elleci').rglob('*.py'))
+             for i, l in enumerate(p.read_text(encoding='utf-8').splitlines(), 1) if re.search(r'\bpip install ', l)]
+    assert len(found) == 1 and found[0].startswith('elleci/core.py:'), found
 
 ALONE = '''
 import importlib.metadata as md, re, sys
@@ -133,6 +145,68 @@ def check_direction():
                 assert not (re.search(r'default_exp kernels', cells(p)[0][1]) and m.startswith('elleci.layers')), f'{p.name} is a kernel and imports {m}'
             assert not re.search(r'from elleci\S* import \*', s), f'{p.name} imports a star'
 
+PLANTED = [
+    "began = time.perf_counter(); f(); took = time.perf_counter() - began; assert took < 5",
+    "def ms(f):\n    t = time.monotonic(); f()\n    return time.monotonic() - t\nassert slow < 3*ms(f)",
+    "times = []\nfor f in fs: t = perf_counter(); f(); times.append(perf_counter() - t)\nassert max(times) < 1",
+    "process.communicate(timeout=90)", "thread.join(10)", "limit = time.time() + 60",
+]
+HARMLESS = [
+    "began = time.time(); print(time.time() - began); assert x < 5", "', '.join(names); process.communicate(timeout=900)",
+    "took = time.time() - began; assert took > 0", "t = time.monotonic(); f()\nwhile not done(): assert time.monotonic() - t < 600",
+]
+def check_clocks():
+    "No assertion depends on how long something took, and no wait gives up early: planted ones are found"
+    for planted in PLANTED: assert list(clocks.found([planted])), planted
+    for harmless in HARMLESS: assert not list(clocks.found([harmless])), harmless
+    bad = []
+    for p in notebooks():
+        own = [python_of(s) for kind, s, _ in cells(p) if kind == 'code' and not re.search(r'^#\| export', s, re.M)]
+        bad += [f'{p.relative_to(ROOT)}: {what}' for what in clocks.found(own)]
+    assert not bad, '\n'.join(['a busy machine would fail these:', *bad])
+
+class Loop:
+    "A process group that computes, sleeps or ends"
+    def __init__(self, code): self.code = code
+    def __enter__(self):
+        self.p = subprocess.Popen([sys.executable, '-c', self.code], start_new_session=True); return self.p
+    def __exit__(self, *_): os.killpg(self.p.pid, signal.SIGKILL); self.p.wait()
+
+def ended(patience):
+    "What ends a wait"
+    while True:
+        try: patience()
+        except AssertionError as e: return str(e)
+        time.sleep(.05)
+
+def check_patience():
+    "What computes for ever is ended by its CPU time, its children's included, and what sleeps by its silence"
+    busy = 'import os\nos.fork()\nwhile True: pass'
+    with Loop(busy) as p: assert 'of CPU time' in ended(Patience(p.pid, 2, 3600, 3600))
+    with Loop('import time; time.sleep(3600)') as p: assert 'nothing was computed' in ended(Patience(p.pid, 3600, 1, 3600))
+
+def check_lock():
+    "constraints.txt holds the version of every package that an installation brings, and nothing of the machine it was made on"
+    lines = [l for l in (ROOT/'constraints.txt').read_text(encoding='utf-8').splitlines() if l and not l.startswith('#')]
+    assert lines[0].startswith('torch=='), f'{lines[0]} is first, and not torch'
+    for l in lines: assert re.fullmatch(r"[a-z0-9._-]+==[\w.!-]+( ; python_full_version (<|>=) '[\d.]+')?", l), f'constraints.txt: {l}'
+    pinned = {re.match(r'[a-z0-9._-]+', l)[0] for l in lines}
+    free = sorted(n for n in installed_by('elleci', {'dev', 'notebook', 'data', 'gpu'}) - pinned if not re.match(r'elleci$|pip$|nvidia-|cuda-', n))
+    assert not free, f'{free} are not in constraints.txt: run `make lock`'
+
+def installed_by(name, extras, seen=None):
+    "Names of the installed distributions that a distribution requires, directly or not"
+    seen = set() if seen is None else seen
+    if (name, *extras) in seen: return set()
+    seen.add((name, *extras))
+    try: wanted = importlib.metadata.requires(name) or []
+    except importlib.metadata.PackageNotFoundError: return set()
+    found = {name}
+    for r in map(Requirement, wanted):
+        if r.marker is None or any(r.marker.evaluate({'extra': e}) for e in {'', *extras}):
+            found |= installed_by(r.name.lower().replace('_', '-').replace('.', '-'), r.extras, seen)
+    return found
+
 def check_outputs():
     "Committed outputs are light and speak of no particular machine"
     for p in notebooks():
@@ -142,6 +216,25 @@ def check_outputs():
             found = re.search(r'/(root|home|tmp|work|Users|usr)/|widget-view|it/s\]|Traceback', text)
             assert not found, f'{p.name} shows {found[0]!r} in an output'
 
+def check_readme_commands():
+    "In a new terminal, each of README's blocks of shell commands finds its commands after the lines before them"
+    blocks = re.findall(r'^~~~bash\n(.*?)^~~~', (ROOT/'README.md').read_text(encoding='utf-8'), re.M | re.S)
+    assert sum('elleci_' in b for b in blocks) >= 3, blocks
+    with tempfile.TemporaryDirectory() as tmp:
+        (Path(tmp)/'.venv').symlink_to(BIN.parent)
+        for block in blocks:
+            lines = [l for l in block.splitlines() if l.strip() and not l.startswith('#')]
+            said = run('bash', '-c', '\n'.join(l if l.startswith('source ') else f'command -v {l.split()[0]}' for l in lines), cwd=tmp, env={'PATH': PLAIN_PATH})
+            assert len(said.splitlines()) == sum(not l.startswith('source ') for l in lines), f'not found after:\n{block}\n{said}'
+            if os.environ.get('ELLECI_LONG') and 'elleci_' in block: readme_block(block, tmp)
+
+PLAIN_PATH = os.pathsep.join(p for p in os.environ['PATH'].split(os.pathsep) if Path(p).resolve() != BIN.resolve())
+def readme_block(block, folder):
+    "Run a block as it stands"
+    (Path(folder)/'my_texts').mkdir(exist_ok=True)
+    for p in (ROOT/'data'/'corpus'/'italiano').glob('*.txt'): shutil.copy(p, Path(folder)/'my_texts')
+    run('bash', '-ec', block, cwd=folder, env={'PATH': PLAIN_PATH})
+
 def check_installed():
     "Installed, not editable, the package trains outside the repository"
     with tempfile.TemporaryDirectory() as tmp:
@@ -150,6 +243,61 @@ def check_installed():
         code = "import elleci, sys; assert elleci.__file__.startswith(sys.argv[1]), elleci.__file__; from elleci.train import elleci_train; elleci_train(steps=2, out='run')"
         run(sys.executable, '-c', code, Path(tmp)/'site', cwd=tmp, env={'PYTHONPATH': str(Path(tmp)/'site'), 'OMP_NUM_THREADS': '1'})
         assert list((Path(tmp)/'run'/'checkpoints').glob('*/model.safetensors'))
+        for name in ('LICENSE', 'NOTICE'): assert list((Path(tmp)/'site').glob(f'elleci-*/**/{name}')), f'{name} is not installed'
+
+# A script of the folder above, run where `site` is one of Python's folders for packages and this working tree is not installed
+FROM_ABOVE = '''
+import runpy, site, sys
+packages, above, root = sys.argv[1:]
+sys.path[:] = [above] + [p for p in sys.path[1:] if p != root]
+site.addsitedir(packages)
+runpy.run_path(above + '/script.py')
+'''
+def check_editable():
+    "After `pip install -e .` of a clone named elleci, a script in the folder that holds the clone finds the package"
+    with tempfile.TemporaryDirectory() as tmp:
+        folder = Path(tmp)/'elleci'; folder.mkdir(); snapshot(folder)
+        site = Path(tmp)/'site'
+        run(sys.executable, '-m', 'pip', 'install', '-q', '--no-deps', '--no-build-isolation', '--use-pep517', '--target', site, '-e', folder)
+        (Path(tmp)/'script.py').write_text('import elleci.data.tokenizer, elleci.data.sources as s; print(s.__file__); print(s.corpus_folder())')
+        said = run(sys.executable, '-c', FROM_ABOVE, site, tmp, ROOT, cwd=tmp, env={'PYTHONPATH': ''}).split('\n')
+        assert said[:2] == [str(folder/'elleci'/'data'/'sources.py'), str(folder/'data'/'corpus')], said
+
+# What JupyterLab's server does when somebody has opened, run and saved the notebooks of a folder
+SAVE = '''
+import asyncio, sys
+from pathlib import Path
+from jupyter_server.services.contents.largefilemanager import AsyncLargeFileManager
+from traitlets.config import PyFileConfigLoader
+root, edited = Path(sys.argv[1]), sys.argv[2]
+config = PyFileConfigLoader('jupyter_server_config.py', str(root/'.ci')).load_config()
+async def main():
+    manager = AsyncLargeFileManager(config=config, root_dir=str(root/'nbs'))
+    for path in sorted((root/'nbs').rglob(edited or '[!.]*.ipynb')):
+        if '.ipynb_checkpoints' in path.parts: continue
+        name = str(path.relative_to(root/'nbs'))
+        notebook = (await manager.get(name))['content']
+        notebook['metadata'] |= {'language_info': {'name': 'python', 'version': '3.99'}, 'widgets': {}}
+        for cell in notebook['cells']:
+            cell['metadata'] |= {'scrolled': True}
+            if cell['cell_type'] != 'code': continue
+            cell['execution_count'] = 7
+            cell['outputs'] = [dict(output_type='stream', name='stdout', text='took 7.77 s' + chr(10))]
+        if name == edited: [c for c in notebook['cells'] if c['cell_type'] == 'code'][-1]['source'] += chr(10) + '# an edit'
+        await manager.save(dict(type='notebook', format='json', content=notebook), name)
+asyncio.run(main())
+'''
+def check_lab():
+    "Opened, run and saved in JupyterLab, every notebook is as it was committed; an edited cell shows up, with its own output"
+    with tempfile.TemporaryDirectory() as tmp:
+        folder = Path(tmp)/'source'; folder.mkdir(); snapshot(folder)
+        env = {k: str(Path(tmp)/k) for k in ('JUPYTER_DATA_DIR', 'JUPYTER_CONFIG_DIR', 'JUPYTER_RUNTIME_DIR')} | {'ELLECI_NEW_OUTPUTS': ''}
+        run(sys.executable, '-W', 'ignore', '-c', SAVE, folder, '', env=env); unchanged(folder, 'opening, running and saving in JupyterLab')
+        run(sys.executable, '-W', 'ignore', '-c', SAVE, folder, '00_core.ipynb', env=env)
+        lines = run('git', 'diff', '-U0', cwd=folder).splitlines()
+        new = [l[1:].strip() for l in lines if re.match(r'\+[^+]', l)]
+        assert run('git', 'diff', '--name-only', cwd=folder) == 'nbs/00_core.ipynb\n' and len(new) < 20, lines
+        assert any('# an edit' in l for l in new) and any('took 7.77 s' in l for l in new), lines
 
 FORKS = multiprocessing.get_context('forkserver')
 def ready():
@@ -169,17 +317,47 @@ def in_fork(path, out, ended):
     ok, _ = test_nb(path, skip_flags=get_config().tst_flags.split(), basepath=ROOT)
     ended.send(ok)
 
+TICK = os.sysconf('SC_CLK_TCK')
+def cpu_seconds(group):
+    "CPU time that the living processes of a process group have taken, with that of their children that have ended"
+    total = 0
+    for stat in Path('/proc').glob('[0-9]*/stat'):
+        try: fields = stat.read_text(errors='replace').rpartition(')')[2].split()
+        except OSError: continue                               # it has just ended
+        if int(fields[2]) == group: total += sum(map(int, fields[11:15]))
+    return total/TICK
+
+class Patience:
+    "Ask again and again: an `AssertionError` once too much CPU time was taken, or for too long none"
+    def __init__(self, group, cpu_limit, idle_limit, wall_limit):
+        self.group, self.cpu_limit, self.idle_limit, self.wall_limit = group, cpu_limit, idle_limit, wall_limit
+        self.began = self.moved_at = time.monotonic()
+        self.moved = 0.
+
+    def __call__(self):
+        used, now = cpu_seconds(self.group), time.monotonic()
+        assert used < self.cpu_limit, f'no end after {used:.0f} s of CPU time'
+        if abs(used - self.moved) >= 1: self.moved, self.moved_at = used, now      # less, where a process has ended
+        idle, wall = now - self.moved_at, now - self.began
+        assert idle < self.idle_limit, f'no end: {idle:.0f} s went by and nothing was computed'
+        assert wall < self.wall_limit, f'no end after {wall:.0f} s'
+
+def limits():
+    "Limits of CPU time, of silence and of time for a notebook, in seconds"
+    longer = 10 if os.environ.get('ELLECI_LONG') else 1
+    return CPU_LIMIT*longer, IDLE_LIMIT*longer, WALL_LIMIT*longer
+
 def check_notebook(path):
-    limit = NOTEBOOK_LIMIT*(10 if os.environ.get('ELLECI_LONG') else 1)
     with tempfile.TemporaryDirectory() as tmp:
         end, ended = FORKS.Pipe(False)
         p = FORKS.Process(target=in_fork, args=(path, out := Path(tmp)/'out', ended)); p.start(); ended.close()
+        patience = Patience(p.pid, *limits())
         try:
-            assert end.poll(limit), f'no end after {limit} s'
+            while not end.poll(1): patience()
             try: ok = end.recv()
             except EOFError: ok = False                        # it died without a word
             assert ok, '\n'.join(out.read_text(errors='replace').splitlines()[-40:]) or 'it died without a word'
-            p.join(10)
+            p.join(60)
         finally:
             try: os.killpg(p.pid, signal.SIGKILL)              # with all that it has started
             except ProcessLookupError: pass

@@ -4,21 +4,25 @@
 
 # %% auto #0
 __all__ = ['FORMAT', 'MODEL', 'STATE', 'SEAL', 'MORE', 'RANDOM', 'weights', 'optimizer_tensors', 'random_states',
-           'restore_random', 'write_checkpoint', 'parts_of', 'save_weights', 'Checkpoint', 'verify', 'checkpoints',
-           'newest', 'saved_step', 'tensor_text', 'model_folder', 'load_weights', 'load_checkpoint', 'Saver',
-           'all_finite']
+           'restore_random', 'remove_own', 'is_run', 'write_checkpoint', 'parts_of', 'save_weights', 'Checkpoint',
+           'verify', 'checkpoints', 'newest', 'saved_step', 'tensor_text', 'model_folder', 'load_weights',
+           'load_checkpoint', 'fits_model', 'Saver', 'all_finite']
 
 # %% ../nbs/74_checkpoint.ipynb #cbb0a076
-import contextlib, json, math, os, random, shutil, threading, warnings, zlib
+import contextlib, dataclasses, errno, json, math, os, random, re, stat, threading, warnings, zlib
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 import numpy as np
 import torch
 from torch import nn
-from .core import UserError, atomic_write, memory_free, replace_file, require
+from .core import Count, Natural, Range, UserError, atomic_write, make_folder, memory_free, replace_file, require
+from .config import TrainConfig, read_config
+from .engine import owned
+from .files import decode_json, decode_sealed, read_limited, sealed_json
+from .telemetry import own_folder, read_memory, sync_metrics
 
 # %% ../nbs/74_checkpoint.ipynb #dbc24908
-FORMAT, MODEL, STATE, SEAL = 1, 'model.safetensors', 'state.safetensors', 'checkpoint.json'
+FORMAT, MODEL, STATE, SEAL = 2, 'model.safetensors', 'state.safetensors', 'checkpoint.json'
 
 # %% ../nbs/74_checkpoint.ipynb #ffd7b811
 MORE, RANDOM = 'more', 'random'   # what the names of tensors begin with that belong to no parameter
@@ -59,6 +63,20 @@ def restore_random(
     for i in range(torch.cuda.device_count()):
         if f'cuda/{i}' in states: torch.cuda.set_rng_state(states[f'cuda/{i}'], i)
 
+# %% ../nbs/74_checkpoint.ipynb #7d1bda7c
+def _check_random(states):
+    "`UserError` unless `restore_random` can read every state that it needs; the generators of this process are left alone"
+    try:
+        torch.Generator().set_state(states['torch'])
+        kind, keys, *rest = json.loads(states['numpy'].numpy().tobytes())
+        np.random.RandomState().set_state((kind, np.array(keys, np.uint32), *rest))
+        version, inner, gauss = json.loads(states['python'].numpy().tobytes())
+        random.Random().setstate((version, tuple(inner), gauss))
+        for name, t in states.items():
+            if t.dtype != torch.uint8 or t.ndim != 1 or not re.fullmatch(r'torch|numpy|python|cuda/\d+', name): raise ValueError(f'{name} is none')
+    except (KeyError, TypeError, ValueError, RuntimeError, RecursionError, OverflowError) as e:
+        raise UserError(f'its random states are missing or damaged ({type(e).__name__})') from None
+
 # %% ../nbs/74_checkpoint.ipynb #6a82369c
 def _write(
     path:Path,    # where
@@ -78,36 +96,153 @@ def _checksum(path):
     return [size, crc]
 
 # %% ../nbs/74_checkpoint.ipynb #dd858ec1
-def _folder(run): return Path(run)/'checkpoints'
+Row = Annotated[int, Range(0, 2**62)]
+Positive = Annotated[float, Range(1e-40, 1e40)]
+
+@dataclasses.dataclass
+class _Place:
+    "Where the data is read next, from `Mixture.state`"
+    row:Row
+    begun:list[Row]
+    streams:dict[str, list[Row|None]]
+
+@dataclasses.dataclass
+class _Scaler:
+    "The state of a `torch.amp.GradScaler`"
+    scale:Positive
+    growth_factor:Positive
+    backoff_factor:Positive
+    growth_interval:Count
+    _growth_tracker:Natural
+
+@dataclasses.dataclass
+class _Said:
+    "What a run keeps beside its tensors"
+    data:str|None = None                   # fingerprint
+    tokenizer:str|None = None              # fingerprint
+    place:_Place|None = None
+    losses:list[float|None]|None = None    # of the validations so far; None: not finite
+    average:tuple[Count, Count]|None = None # the first step that counts, steps between those that do
+    scaler:_Scaler|None = None
+
+@dataclasses.dataclass
+class _Record:
+    "What stands in `checkpoint.json`"
+    format:Count
+    step:Natural
+    said:_Said
+    files:dict[str, tuple[Row, Row]]       # name: bytes, CRC-32
 
 # %% ../nbs/74_checkpoint.ipynb #23a6e956
+def _seal_text(step, said, files):
+    "The text of `checkpoint.json`; what cannot be read back is not written"
+    if 'losses' in said: said = said | dict(losses=[x if math.isfinite(x) else None for x in said['losses']])
+    text = sealed_json(dict(format=FORMAT, step=step, said=said, files=files), indent=1)
+    decode_sealed(text, _Record)
+    return text
+
+def _unsealed(raw):
+    "What format 1 wrote, which had no seal; `ValueError` for what is not laid out like it"
+    record = decode_json(raw, _Record)
+    if record.format != 1 or json.dumps(decode_json(raw, dict), indent=1).encode() != raw: raise ValueError('It has no seal')
+    return record
+
+def _read_seal(path):
+    "The record in a `checkpoint.json`; `ValueError` or `OSError` if it is damaged or not there"
+    raw = read_limited(path)
+    return decode_sealed(raw, _Record) if b'"seal' in raw else _unsealed(raw)
+
+def _as_dict(said):
+    "A `_Said` as `write_checkpoint` was given it"
+    out = {k: v for k, v in dataclasses.asdict(said).items() if v is not None}
+    if 'losses' in out: out['losses'] = [math.nan if x is None else x for x in out['losses']]
+    return out
+
+# %% ../nbs/74_checkpoint.ipynb #85299cd3
+STEP = r'\d{8,9}'                                                     # a checkpoint's name
+OWN_FILES = rf'{re.escape(MODEL)}|{re.escape(STATE)}|{re.escape(SEAL)}(\.new)?|\.tmp\w{{6}}'   # the last: safetensors writes there first
+
+def _folder(run): return own_folder(run, 'checkpoints')
+
+def _is_folder(path): return path.is_dir() and not path.is_symlink()
+
+# %% ../nbs/74_checkpoint.ipynb #a87ffa87
+def remove_own(
+    folder:str|Path, # which may be missing
+    files:str=OWN_FILES, # a regular expression for the names of its files
+)->bool: # whether it is gone
+    "Remove a folder if all that lies in it is regular files with such names; otherwise nothing is touched"
+    folder = Path(folder)
+    if not os.path.lexists(folder): return True
+    if not _is_folder(folder): return False
+    inside = list(folder.iterdir())
+    if not all(re.fullmatch(files, p.name) and stat.S_ISREG(p.lstat().st_mode) for p in inside): return False
+    with contextlib.suppress(OSError):
+        for p in inside: p.unlink()
+        folder.rmdir()
+    return not folder.exists()
+
+# %% ../nbs/74_checkpoint.ipynb #3301d3a8
+def is_run(
+    folder:str|Path, # as it is given as --out
+)->bool:
+    "Whether a run may be begun or resumed there: the folder is missing or empty, or holds what a run has written first"
+    folder = Path(folder)
+    if not os.path.lexists(folder): return True
+    if not folder.is_dir(): return False
+    if next(folder.iterdir(), None) is None: return True
+    with contextlib.suppress(OSError, UserError): return bool(read_config(folder))
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        return bool(read_memory(folder))
+
+# %% ../nbs/74_checkpoint.ipynb #2e646550
+def _remedy(e):
+    "What to do about an error of the disk"
+    said = str(e).lower()
+    if getattr(e, 'errno', None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or any(w in said for w in ('no space', 'quota', 'file too large')): return 'make room on the disk'
+    if isinstance(e, MemoryError) or 'memory' in said or 'allocate' in said: return 'close other programs, memory is short'
+    return 'check that the folder is there and may be written to'
+
+def _clear_away(folder):
+    "`UserError` where a folder that is to be written anew holds what we have not written"
+    if not remove_own(folder): raise UserError(f'{folder} is in the way and holds what no run has written: move it away.')
+
+# %% ../nbs/74_checkpoint.ipynb #95d1e164
 def write_checkpoint(
     run:str|Path, # the run's folder, made if missing
     step:int,     # optimizer steps done
     parts:dict,   # file name: {name: tensor}
-    said:dict,    # text to keep, e.g. a fingerprint of the data
+    said:dict,    # what to keep beside: data, tokenizer, place, losses, average, scaler
 )->Path: # the checkpoint
     "Write a checkpoint that is there whole or not at all; raises `UserError` where the disk refuses, and leaves the others as they are"
     final = _folder(run)/f'{step:08d}'; new = final.with_name(f'.{final.name}.new')
-    if final.exists():                                                     # the same state, unless it is damaged
+    if os.path.lexists(final):                                             # the same state, unless it is damaged
         with contextlib.suppress(UserError): return verify(final).folder
     try:
-        shutil.rmtree(new, ignore_errors=True); new.mkdir(parents=True)
+        _clear_away(new)
+        make_folder(new)
         for name, tensors in parts.items(): _write(new/name, tensors)
-        atomic_write(new/SEAL, json.dumps(dict(format=FORMAT, step=step, said=said, files={name: _checksum(new/name) for name in parts}), indent=1))
-        if final.exists(): _remove(final)                                 # of an earlier life, and found damaged
+        atomic_write(new/SEAL, _seal_text(step, said, {name: _checksum(new/name) for name in parts}))   # flushes the folder, too
+        sync_metrics(run)
+        _remove(final)                                                    # of an earlier life, and found damaged
+        if os.path.lexists(final): raise UserError(f'{final} is in the way and holds what no run has written: move it away.')
         replace_file(new, final)
         with contextlib.suppress(OSError): atomic_write(_folder(run)/'latest', final.name + '\n')   # nothing here depends on it
     except Exception as e:
-        shutil.rmtree(new, ignore_errors=True)
-        raise UserError(f'{final} could not be written ({e}): make room or check permissions; the checkpoints before it are intact.') from None
+        remove_own(new)
+        if isinstance(e, UserError): raise
+        raise UserError(f'{final} could not be written ({e}): {_remedy(e)}; the checkpoints before it are intact.') from None
     return final
 
-# %% ../nbs/74_checkpoint.ipynb #584fc294
+# %% ../nbs/74_checkpoint.ipynb #2c591dc1
 def _remove(folder):
-    "Take a checkpoint out of sight first, so that none is ever seen half removed"
+    "Take a checkpoint out of sight first, so that none is ever seen half removed; one with other files in it stays"
     gone = folder.with_name(f'.{folder.name}.old')
-    shutil.rmtree(gone, ignore_errors=True); os.replace(folder, gone); shutil.rmtree(gone, ignore_errors=True)
+    if not _is_folder(folder) or not all(re.fullmatch(OWN_FILES, p.name) for p in folder.iterdir()): return
+    if remove_own(gone): os.replace(folder, gone)
+    else: gone = folder                                                    # somebody else's has that name
+    remove_own(gone)
 
 # %% ../nbs/74_checkpoint.ipynb #ab1ee0e0
 def parts_of(
@@ -126,11 +261,16 @@ def save_weights(
     **said,       # text kept with them
 ):
     "Write `model.safetensors` alone, atomically: a model to use, not to go on with"
-    folder = Path(folder); folder.mkdir(parents=True, exist_ok=True); new = folder/(MODEL + '.new')
-    try: _write(new, weights(model), said); replace_file(new, folder/MODEL)
+    folder = Path(folder)
+    new = folder/(MODEL + '.new')
+    make_folder(folder)
+    try:
+        new.unlink(missing_ok=True)                                        # a link would lead elsewhere
+        _write(new, weights(model), said)
+        replace_file(new, folder/MODEL)
     except Exception as e:
-        new.unlink(missing_ok=True)
-        raise UserError(f'{folder/MODEL} could not be written ({e}): make room or check permissions.') from None
+        with contextlib.suppress(OSError): new.unlink(missing_ok=True)
+        raise UserError(f'{folder/MODEL} could not be written ({e}): {_remedy(e)}.') from None
 
 # %% ../nbs/74_checkpoint.ipynb #53cce6d6
 class Checkpoint(NamedTuple):
@@ -143,33 +283,68 @@ class Checkpoint(NamedTuple):
 def verify(
     folder:str|Path, # a checkpoint
 )->Checkpoint:
-    "Compare every size and checksum; raises `UserError` that names the file that is not as it was written"
+    "Compare step, sizes, checksums, and read what belongs to no parameter; raises `UserError` that names what is not as it was written"
     folder = Path(folder)
-    try: seal = json.loads((folder/SEAL).read_text(encoding='utf-8')); form, step, said, files = (seal[k] for k in ('format', 'step', 'said', 'files'))
-    except (OSError, ValueError, KeyError, TypeError): raise UserError(f'{folder} is no whole checkpoint: its {SEAL} is missing or damaged.') from None
-    if form != FORMAT: raise UserError(f'{folder} is of format {form}, and this version reads {FORMAT}: use the version that wrote it.')
-    for name, written in files.items():
-        try: found = _checksum(folder/name)
-        except OSError as e: raise UserError(f'{folder/name} cannot be read ({e.strerror}).') from None
-        if found != written: raise UserError(f'{folder/name} is damaged: it is not as it was written.')
-    return Checkpoint(folder, step, said)
+    if not _is_folder(folder): raise UserError(f'{folder} is no whole checkpoint: it is no folder.')
+    try: seal = _read_seal(folder/SEAL)
+    except (OSError, ValueError, RecursionError): raise UserError(f'{folder} is no whole checkpoint: its {SEAL} is missing or damaged.') from None
+    if seal.format not in (1, FORMAT): raise UserError(f'{folder} is of format {seal.format}, and this version reads {FORMAT}: use the version that wrote it.')
+    if folder.name != f'{seal.step:08d}': raise UserError(f'{folder} is no whole checkpoint: its {SEAL} is that of step {seal.step}.')
+    if seal.files.keys() != {MODEL, STATE}: raise UserError(f'{folder} is no whole checkpoint: its {SEAL} names other files.')
+    for name, written in seal.files.items(): _check_file(folder/name, written)
+    _check_parts(folder)
+    return Checkpoint(folder, seal.step, _as_dict(seal.said))
+
+
+def _check_file(path, written):
+    "`UserError` unless a file is a regular one, and as it was written"
+    try:
+        kind = path.lstat()
+        if not stat.S_ISREG(kind.st_mode): raise UserError(f'{path} is damaged: it is no regular file.')
+        same = kind.st_size == written[0] and _checksum(path) == list(written)
+    except OSError as e: raise UserError(f'{path} cannot be read ({e.strerror}).') from None
+    if not same: raise UserError(f'{path} is damaged: it is not as it was written.')
 
 # %% ../nbs/74_checkpoint.ipynb #ba71f3a4
+def _layout(path):
+    "Name: (shape, dtype) of the tensors in a file, from its head; `UserError` if it is none"
+    st = require('safetensors', 'read a run')
+    try:
+        with st.safe_open(path, 'pt') as f: return {k: ((s := f.get_slice(k)).get_shape(), s.get_dtype()) for k in f.keys()}
+    except (st.SafetensorError, OSError) as e: raise UserError(f'{path} is damaged ({e}).') from None
+
+
+def _check_parts(folder):
+    "`UserError` unless the state names parameters of the model, and holds the random states"
+    names, st = _layout(folder/MODEL), require('safetensors', 'read a run')
+    with st.safe_open(folder/STATE, 'pt') if _layout(folder/STATE) else contextlib.nullcontext() as f:
+        keys = list(f.keys()) if f else []
+        try: _check_random({k.removeprefix(f'{RANDOM}/'): f.get_tensor(k) for k in keys if k.startswith(f'{RANDOM}/')})
+        except UserError as e: raise UserError(f'{folder/STATE} is damaged: {e}.') from None
+    foreign = [k for k in keys if k.split('/')[0] not in (MORE, RANDOM) and k.rpartition('/')[0] not in names]
+    if foreign or not names: raise UserError(f'{folder/STATE} is damaged: it belongs to another model ({foreign[:1]}).')
+
+# %% ../nbs/74_checkpoint.ipynb #d269821c
 def checkpoints(
     run:str|Path, # the run's folder
 )->list[Path]: # newest first, not yet verified
-    "The checkpoints of a run"
-    return sorted((p for p in _folder(run).glob('[0-9]'*8) if p.is_dir()), reverse=True)
+    "The checkpoints of a run, and what only has the name of one; `UserError` where `checkpoints` is a link or a file"
+    folder = _folder(run)
+    found = [p for p in folder.iterdir() if re.fullmatch(STEP, p.name)] if folder.exists() else []
+    return sorted(found, key=lambda p: int(p.name), reverse=True)
 
-# %% ../nbs/74_checkpoint.ipynb #d269821c
+# %% ../nbs/74_checkpoint.ipynb #414943df
 def newest(
     run:str|Path, # the run's folder
+    fits=lambda point: None, # called with one that is whole; raises `UserError` where it cannot be loaded, see `fits_model`
 )->Checkpoint|None: # None where nothing was saved yet
     "The newest whole checkpoint; warns of those that are damaged, and raises `UserError` if all are"
     found, said = checkpoints(run), []
     for folder in found:
-        try: point = verify(folder)
-        except UserError as e: said.append(str(e)); continue
+        try: fits(point := verify(folder))
+        except UserError as e:
+            said.append(str(e))
+            continue
         for damage in said: warnings.warn(f'{damage} Step {point.step} is the newest that is whole.', stacklevel=2)
         return point
     if found: raise UserError(f'No checkpoint of {run} is whole ({said[0][:-1]}): restore one from a copy, or start a new run in another folder.')
@@ -188,9 +363,10 @@ def tensor_text(
     "The text kept in a file of tensors"
     st = require('safetensors', 'read a run')
     if not Path(path).exists(): return {}
+    if not Path(path).is_file(): raise UserError(f'{path} is a folder, a pipe or a device: give the folder of a trained model.')
     try:
         with st.safe_open(path, 'pt') as f: return f.metadata() or {}
-    except st.SafetensorError: raise UserError(f'{path} is damaged: restore it from a copy, or start a new run in another folder.') from None
+    except (st.SafetensorError, OSError): raise UserError(f'{path} is damaged: restore it from a copy, or start a new run in another folder.') from None
 
 # %% ../nbs/74_checkpoint.ipynb #d960b7c8
 def _load(
@@ -239,14 +415,57 @@ def load_checkpoint(
     "Weights, optimizer state and random states of the same step"
     load_weights(folder, model)
     path, own, beside = Path(folder)/STATE, dict(model.named_parameters()), {MORE: {}, RANDOM: {}}
+    _layout(path)                                                         # says so if the file is damaged
     for key, t in require('safetensors.torch', 'read a run').load_file(path).items():
         kind, _, name = key.partition('/')
-        if kind in beside: beside[kind][name] = t; continue
-        n, k = key.rsplit('/', 1)
+        if kind in beside:
+            beside[kind][name] = t
+            continue
+        n, _, k = key.rpartition('/')
         if n not in own: raise UserError(f'{path} belongs to another model ({n} is unknown): use its own config.json.')
         optimizer.state[own[n]][k] = t.to(own[n].device) if t.ndim else t
+    _check_random(beside[RANDOM])
     restore_random(beside[RANDOM])
     return beside[MORE]
+
+# %% ../nbs/74_checkpoint.ipynb #0c9aacaa
+def _expected(model, optimizer):
+    "Name: meta tensor, of what `parts_of` would write after a step; the gradients of a model on the meta device are made for it"
+    for p in model.parameters(): p.grad = torch.zeros_like(p)
+    optimizer.step()
+    sums = {f'{MORE}/{unit}/{i}': p for unit, params in owned(model).items() for i, p in enumerate(params)}
+    return weights(model), optimizer_tensors(model, optimizer), sums
+
+
+def _check_tensors(path, wanted, exact=True):
+    "`UserError` unless the tensors of these names have the right shapes and dtypes (not `exact`: floats of any kind), and are finite"
+    with require('safetensors', 'read a run').safe_open(path, 'pt') as f:
+        for name, like in wanted.items():
+            t = f.get_tensor(name)
+            fine = t.dtype == like.dtype if exact else t.is_floating_point() == like.is_floating_point()
+            if t.shape != like.shape or not fine: raise UserError(f'{path} holds another {name} ({tuple(t.shape)}, {t.dtype}) than its configuration asks for.')
+            if t.is_floating_point() and not torch.isfinite(t).all(): raise UserError(f'{path} is damaged: {name} has values that are not finite.')
+
+# %% ../nbs/74_checkpoint.ipynb #0bf64fa5
+def fits_model(
+    model:nn.Module, # on the meta device
+    optimizer:torch.optim.Optimizer, # made for it
+    train:TrainConfig,
+): # for `newest`
+    "A function that raises `UserError` for a checkpoint which cannot be loaded into such a model and optimizer"
+    own, state, sums = _expected(model, optimizer)
+    def fits(point):
+        there = _layout(point.folder/STATE).keys()
+        kept = {k for k in there if k.startswith(f'{MORE}/')}
+        stated = {k for k in there if k.partition('/')[0] not in (MORE, RANDOM)}
+        if _layout(point.folder/MODEL).keys() != own.keys(): raise UserError(f'{point.folder/MODEL} belongs to another model: use its own config.json.')
+        if stated not in (set(), set(state)): raise UserError(f'{point.folder/STATE} is damaged: it lacks, or holds too much of, the state of {train.optimizer}.')
+        if kept not in (set(), set(sums)) or kept and 'average' not in point.said: raise UserError(f'{point.folder/STATE} is damaged: its average is not that of this model.')
+        if train.precision == 'fp16' and 'scaler' not in point.said: raise UserError(f'{point.folder/SEAL} is damaged: it lacks the loss scale.')
+        _check_tensors(point.folder/MODEL, own, exact=False)
+        _check_tensors(point.folder/STATE, {k: state[k] for k in stated})
+        _check_tensors(point.folder/STATE, {k: sums[k] for k in kept}, exact=False)
+    return fits
 
 # %% ../nbs/74_checkpoint.ipynb #8c781830
 class Saver:
@@ -258,7 +477,9 @@ class Saver:
         failed=None,   # called with the `UserError` of a save that failed; None: it is raised, at the next save or at the end
     ):
         self.run, self.keep, self.milestones, self.failed, self.thread, self.error, self.saved = Path(run), keep, milestones, failed, None, None, None
-        for p in _folder(run).glob('.*'): shutil.rmtree(p, ignore_errors=True)                     # what a kill has left
+        left = _folder(run).iterdir() if _folder(run).exists() else ()
+        for p in list(left):
+            if re.fullmatch(rf'\.{STEP}\.(new|old)', p.name): remove_own(p)                       # what a kill has left
 
     def save(self, step, model, optimizer, more={}, **said):
         "Save, now or behind; `saved` is the last step that is on the disk"
@@ -272,7 +493,7 @@ class Saver:
     def _write(self, step, parts, said):
         try: write_checkpoint(self.run, step, parts, said)
         except UserError as e: self.error = e; return
-        self.saved, found = step, {int(p.name): p for p in checkpoints(self.run)}
+        self.saved, found = step, {int(p.name): p for p in checkpoints(self.run) if _is_folder(p)}
         kept = [n for n in found if n <= step][:self.keep]
         for n, old in found.items():
             if n > step or n not in kept and (not self.milestones or n % self.milestones): _remove(old)   # what lies above was damaged: it was not gone on from

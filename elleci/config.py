@@ -4,14 +4,14 @@
 
 # %% auto #0
 __all__ = ['EMBEDDED', 'CHECKPOINTING', 'PRESETS', 'ModelConfig', 'TrainConfig', 'Config', 'config_to_json', 'config_from_json',
-           'preset']
+           'read_config', 'preset']
 
-# %% ../nbs/02_config.ipynb #873be14b
+# %% ../nbs/02_config.ipynb #a833beba
 import dataclasses, json, re
 from dataclasses import dataclass
-from typing import Any
-from .core import UserError
-from .files import decode_json
+from pathlib import Path
+from .core import MiB, UserError
+from .files import decode_json, decode_sealed, read_limited, sealed_json
 
 # %% ../nbs/02_config.ipynb #a81d54c9
 def _check(
@@ -66,19 +66,38 @@ def _check_types(c):
         _check(f.type is not float or abs(value) < 1e30, f'{f.name} is {str(value)[:40]}: give a finite number, below 1e30.')
 
 # %% ../nbs/02_config.ipynb #258b1ba1
+def _matrix_numbers(
+    c, # a `ModelConfig`
+)->int:
+    "Numbers in the model's matrices; norms and filters, which are few, are left out"
+    D, heads = c.d_model, c.n_attn_heads
+    head_width = c.qk_nope_head_dim + c.qk_rope_head_dim
+    mixers = {'M': D*(3*c.d_inner + 2*c.ngroups*c.d_state + c.n_ssm_heads),
+              'A': D*(heads*(head_width + c.v_head_dim) + c.kv_lora_rank) + c.kv_lora_rank*heads*(c.qk_nope_head_dim + c.v_head_dim),
+              'E': 6*D*c.n_eigenstates}
+    return sum(mixers[m] for m in c.mixers) + 3*c.n_layers*D*c.d_ff + 2*c.vocab_size*D
+
+# %% ../nbs/02_config.ipynb #a3a7d6bd
+MOST = dict(n_layers=10**3, vocab_size=10**8, d_conv=9)    # what a setting must be below, where it is not a million
+MOST_NUMBERS = 10**12 # in a model: no machine holds more, and none should be asked to try
+
+# %% ../nbs/02_config.ipynb #5ad61402
 def _check_model(c):
     "Refuse widths that no layer could be built with; called when a `ModelConfig` is made"
     _check_types(c)
     for name, value in dataclasses.asdict(c).items():
-        most = dict(n_layers=10**4, vocab_size=10**8).get(name, 10**6)
+        most = MOST.get(name, 10**6)
         if type(value) is int: _check(0 < value < most, f'{name} is {value}: give a positive whole number, below {most:,}.')
-    _check(c.rope_theta > 0, f'rope_theta is {c.rope_theta}: give a positive number.')
+    _check(c.rope_theta >= 1, f'rope_theta is {c.rope_theta}: give a number of 1 or more.')
     _check(c.vocab_size % 128 == 0, f'vocab_size is {c.vocab_size}: round it up to {-(-c.vocab_size//128)*128}, a multiple of 128.')
     _check(c.pattern and set(c.pattern) <= set('MAE'),
            f"pattern is {c.pattern!r}: use the letters M (Mamba-2), A (MLA) and E (eigenstates), as in 'MMMA'.")
     _check(c.d_inner % c.headdim == 0, f'd_inner = expand × d_model = {c.d_inner} is not a multiple of headdim = {c.headdim}: change one of them.')
     _check(c.n_ssm_heads % c.ngroups == 0, f'{c.n_ssm_heads} SSM heads cannot be split into ngroups = {c.ngroups}: give a divisor.')
     _check(c.qk_rope_head_dim % 2 == 0, f'qk_rope_head_dim is {c.qk_rope_head_dim}: RoPE turns pairs, give an even number.')
+    numbers = _matrix_numbers(c)
+    _check(numbers <= MOST_NUMBERS, f'{c.n_layers} layers with d_model = {c.d_model} hold {numbers/1e9:,.0f} billion numbers, '
+                                    f'and {MOST_NUMBERS//10**9:,} billion is the most: make n_layers, d_model or the widest setting smaller.')
 
 # %% ../nbs/02_config.ipynb #a595336e
 EMBEDDED = tuple((part, f'embedded:{part}') for part in ('english', 'italian', 'instructions'))   # the corpus that needs no network
@@ -200,8 +219,8 @@ class Config:
 def config_to_json(
     config:Config,
 )->str: # JSON text
-    "The configuration as it is written into a run folder"
-    return json.dumps(dataclasses.asdict(config), indent=1) + '\n'
+    "The configuration as it is written into a run folder: readable, and sealed"
+    return sealed_json(dataclasses.asdict(config), indent=1).decode()
 
 # %% ../nbs/02_config.ipynb #9b735165
 def _read(cls, d):
@@ -212,16 +231,45 @@ def _read(cls, d):
     return cls(**{k: tupled(v) for k, v in d.items()})
 
 # %% ../nbs/02_config.ipynb #7e677390
+@dataclass
+class _Record:
+    "What stands in `config.json`"
+    preset:str
+    model:dict
+    train:dict
+
+# %% ../nbs/02_config.ipynb #e82116ce
+def _unsealed(
+    raw:bytes, # a file without a seal
+)->_Record:
+    "What a version without seals wrote; `ValueError` for anything else"
+    record = decode_json(raw, _Record)
+    if (json.dumps(dataclasses.asdict(record), indent=1) + '\n').encode() != raw: raise ValueError('It has no seal')
+    return record
+
+# %% ../nbs/02_config.ipynb #434c7b5b
 def config_from_json(
-    text:str, # what `config_to_json` wrote
+    text:str|bytes, # what `config_to_json` wrote, or a version before there were seals
 )->Config:
-    "Read a configuration; raises `UserError` for text that is not one"
-    damaged = 'config.json is damaged or not from elleci: start a new run in another folder.'
-    try: d = decode_json(text, dict[str, Any])
-    except ValueError: raise UserError(damaged) from None
-    parts = d.get('preset'), d.get('model'), d.get('train')
-    _check(isinstance(parts[0], str) and all(isinstance(p, dict) for p in parts[1:]), damaged)
-    return Config(parts[0], _read(ModelConfig, parts[1]), _read(TrainConfig, parts[2]))
+    "Read a configuration; raises `UserError` for text that is not one, is damaged or was changed by hand"
+    raw = text.encode(errors='replace') if isinstance(text, str) else text
+    try:
+        record = _unsealed(raw) if b'"seal' not in raw else decode_sealed(raw, _Record)
+        return Config(record.preset, _read(ModelConfig, record.model), _read(TrainConfig, record.train))
+    except UserError as e:
+        said = str(e)
+        raise UserError(said if len(said) < 600 else f'{said[:400]} … {said[-100:]}') from None
+    except (ValueError, RecursionError) as e:
+        why = 'nested too deeply' if isinstance(e, RecursionError) else str(e)[:200]
+        raise UserError(f'config.json is damaged or was changed by hand ({why}): restore it from a copy, or begin another run '
+                        'with its settings as flags or, in Python, as `elleci_train(config=…)`.') from None
+
+# %% ../nbs/02_config.ipynb #45f8c1f8
+def read_config(
+    run:str|Path, # a folder with a `config.json`
+)->Config:
+    "The configuration of a run; raises `UserError` for a file that is not one, and `OSError` where there is none"
+    return config_from_json(read_limited(Path(run)/'config.json', MiB))
 
 # %% ../nbs/02_config.ipynb #b8bbfc1f
 def _mixed(*phases): # (fraction, shares), or the shares of the only phase

@@ -4,13 +4,13 @@
 
 # %% auto #0
 __all__ = ['KiB', 'MiB', 'GiB', 'META_ACTS_AS', 'Count', 'Natural', 'Workers', 'Seed', 'Share', 'fmt_bytes', 'fmt_count',
-           'UserError', 'optional', 'require', 'pick_device', 'compute_dtype', 'autocast_device', 'linear_dtype',
-           'full_precision', 'acts_as', 'seed_everything', 'assert_close', 'document_runs', 'aux_loss', 'collect_aux',
-           'memory_in_use', 'memory_free', 'replace_file', 'atomic_write', 'Range', 'number_of', 'checked',
-           'read_number', 'run_command', 'figure', 'light']
+           'UserError', 'optional', 'pip_install', 'require', 'pick_device', 'compute_dtype', 'autocast_device',
+           'linear_dtype', 'full_precision', 'acts_as', 'seed_everything', 'assert_close', 'document_runs', 'aux_loss',
+           'collect_aux', 'memory_in_use', 'memory_free', 'sync_folder', 'make_folder', 'replace_file', 'atomic_write',
+           'Range', 'number_of', 'checked', 'read_number', 'plain_warnings', 'run_command', 'figure', 'light']
 
-# %% ../nbs/00_core.ipynb #0b6d038c
-import contextlib, contextvars, functools, importlib, inspect, io, os, random, re, sys, typing
+# %% ../nbs/00_core.ipynb #c486705e
+import contextlib, contextvars, functools, importlib, inspect, io, os, random, re, shlex, sys, typing, warnings
 from pathlib import Path
 import numpy as np
 import torch
@@ -42,21 +42,49 @@ class UserError(ValueError):
     "A mistake in what the user gave; its text is one sentence that says what to do"
 
 # %% ../nbs/00_core.ipynb #170b968b
-def optional(
-    name:str, # module to import, e.g. 'triton'
-): # the module, or None where it is not installed
-    "Import `name` if it can be had"
+def _installed(
+    name:str, # module to import, e.g. 'PIL.Image'
+): # the module, or None where its package is not installed
+    "Import `name`; `UserError` with what went wrong where it is installed and cannot be imported"
+    package = name.partition('.')[0]
     try: return importlib.import_module(name)
-    except ImportError: return None
+    except Exception as e:                                 # a broken library raises anything
+        absent = package in sys.modules and sys.modules[package] is None
+        if isinstance(e, ModuleNotFoundError) and (e.name == package or absent): return None
+        said = ' '.join(str(e).split())[:500]
+        raise UserError(f'`{package}` is installed, but importing `{name}` failed ({type(e).__name__}: {said}): '
+                        'reinstall it in this environment, or uninstall it.') from e
 
 # %% ../nbs/00_core.ipynb #9adc1738
+def optional(
+    name:str, # module to import, e.g. 'triton'
+): # the module, or None where it is not installed, or, with a warning, where it cannot be imported
+    "Import `name` if it can be had"
+    try: return _installed(name)
+    except UserError as e: warnings.warn(str(e), stacklevel=2)
+
+# %% ../nbs/00_core.ipynb #7a2c4e10
+def pip_install(
+    name:str, # a module, e.g. 'datasets' or 'pyarrow.parquet'
+)->str: # a shell command
+    "What installs the library of a module where this Python finds it, in a version that Elleci works with"
+    from importlib.metadata import PackageNotFoundError, requires
+    library = name.split('.')[0].replace('_', '-')
+    try: ours = [r for r in requires('elleci') or () if re.match(f'{re.escape(library)}(?![A-Za-z0-9._-])', r)]
+    except PackageNotFoundError: ours = []
+    extras = [found[1] for r in ours if (found := re.search(r'extra == .(\w+)', r)) and found[1] != 'dev']
+    if extras: library = f'elleci[{extras[0]}]'
+    elif ours: library = ours[0].split(';')[0].strip()
+    return f'{shlex.quote(sys.executable)} -m pip install {shlex.quote(library)}'
+
+# %% ../nbs/00_core.ipynb #2698ae9d
 def require(
     name:str, # module to import, e.g. 'tokenizers'
     why:str,  # what it is needed for, to complete "… is needed to …"
 ):
-    "Import `name`, or raise a `UserError` that says how to install it"
-    if (module := optional(name)) is not None: return module
-    raise UserError(f"`{name}` is needed to {why}: run `pip install {name.split('.')[0].replace('_', '-')}`.")
+    "Import `name`, or raise a `UserError` that says how to install it, or what is wrong with it"
+    if (module := _installed(name)) is not None: return module
+    raise UserError(f"`{name}` is needed to {why}: run `{pip_install(name)}`.")
 
 # %% ../nbs/00_core.ipynb #ac256fa7
 def pick_device(
@@ -189,18 +217,36 @@ def memory_free(
     return int(re.search(r'MemAvailable:\s+(\d+) kB', meminfo.read_text())[1])*KiB
 
 # %% ../nbs/00_core.ipynb #313a664c
+def sync_folder(
+    path:str|Path, # a folder
+):
+    "Flush a folder: the names in it, new, changed and gone, are then on the disk too"
+    if os.name != 'posix': return                          # elsewhere a folder cannot be opened
+    folder = os.open(path, os.O_RDONLY)
+    try: os.fsync(folder)
+    finally: os.close(folder)
+
+# %% ../nbs/00_core.ipynb #e589288b
+def make_folder(
+    path:str|Path, # the folder, which may be there
+):
+    "Make a folder, and those above it that are missing, so that a power cut does not take them back with what was saved in them"
+    path = Path(path)
+    if path.is_dir(): return
+    if path.parent != path: make_folder(path.parent)
+    path.mkdir(exist_ok=True)
+    with contextlib.suppress(PermissionError): sync_folder(path.parent)   # one may write into a folder that one may not read
+
+# %% ../nbs/00_core.ipynb #eb7b3b00
 def replace_file(
     new:str|Path,  # complete and flushed
     path:str|Path, # takes its place, in the same folder
 ):
     "Rename, and flush the folder too, so that the rename itself survives a power cut"
     os.replace(new, path)
-    if os.name != 'posix': return                          # elsewhere a folder cannot be opened
-    folder = os.open(Path(path).parent, os.O_RDONLY)
-    try: os.fsync(folder)
-    finally: os.close(folder)
+    sync_folder(Path(path).parent)
 
-# %% ../nbs/00_core.ipynb #e589288b
+# %% ../nbs/00_core.ipynb #79850dde
 def atomic_write(
     path:str|Path, # the file to write or replace
     content:bytes|str, # text is encoded as UTF-8
@@ -292,6 +338,19 @@ def _option(
     parser.add_argument(flag, required=needed, default=default, help=help, metavar=number_of(kind)[0].__name__)
 
 # %% ../nbs/00_core.ipynb #09c1ba6a
+@contextlib.contextmanager
+def plain_warnings(
+    name:str, # of the command
+):
+    "Within it a warning of ours is one sentence, without the line of code that gave it"
+    before = warnings.formatwarning
+    def plainly(message, category, *where, **more):
+        return f'{name}: {message}\n' if category is UserWarning else before(message, category, *where, **more)
+    warnings.formatwarning = plainly
+    try: yield
+    finally: warnings.formatwarning = before
+
+# %% ../nbs/00_core.ipynb #f464bc77
 def run_command(
     f,         # function with annotated parameters (str, int, float, bool, or `T|None`)
     argv=None, # list of arguments; None takes the shell's
@@ -306,11 +365,12 @@ def run_command(
     try:
         args = vars(parser.parse_args(argv))
         for name, v in args.items():
-            if not isinstance(v, str): continue
             flag = '--' + name.replace('_', '-')
+            if v == []: raise UserError(f"{flag} is '--': give a value.")      # what argparse makes of it
+            if not isinstance(v, str): continue
             if v.encode('utf-8', 'ignore').decode() != v: raise UserError(f'{flag} is not UTF-8 text: give ordinary characters.')
             args[name] = read_number(flag, inspect.signature(f).parameters[name].annotation, v)
-        f(**args)
+        with plain_warnings(f.__name__): f(**args)
     except UserError as e: print(f'{f.__name__}: {e}', file=sys.stderr); return 2
     except OSError as e: print(f'{f.__name__}: {e}: check the path, its permissions and the room on the disk.', file=sys.stderr); return 2
     except KeyboardInterrupt as e: print(f"{f.__name__}: {str(e) or 'interrupted'}", file=sys.stderr); return 130*(not e.args)

@@ -5,17 +5,21 @@
 # %% auto #0
 __all__ = ['unspeakable', 'choose', 'generate', 'load_run', 'elleci_pack', 'pack_command', 'elleci_generate', 'generate_command']
 
-# %% ../nbs/75_generate.ipynb #487ad383
+# %% ../nbs/75_generate.ipynb #920b0dda
+import contextlib, json, os
 from pathlib import Path
+from typing import Annotated
 import torch
 from torch import Tensor
-from .core import UserError, atomic_write, fmt_bytes, pick_device, run_command
-from .config import config_from_json, config_to_json
+from .core import Count, Range, Seed, UserError, atomic_write, checked, fmt_bytes, pick_device, run_command
+from .files import read_limited
+from .config import config_to_json, read_config
 from .layers.ffn import PackedLinear, pack_model, ternary_once
 from .model import Elleci
 from .engine import make_model
 from .data.tokenizer import BOS, EOT, PAD, decode, encode_text, load_tokenizer, save_tokenizer
-from .checkpoint import MODEL, load_weights, model_folder, save_weights, tensor_text
+from .data.shards import fingerprint
+from .checkpoint import MODEL, all_finite, checkpoints, load_weights, model_folder, newest, save_weights, tensor_text
 
 # %% ../nbs/75_generate.ipynb #1849df68
 def unspeakable(
@@ -25,6 +29,9 @@ def unspeakable(
     return [PAD, BOS] + sorted(i for t, i in tok.get_vocab().items() if t.startswith('<|unused_'))
 
 # %% ../nbs/75_generate.ipynb #e729bbe0
+COLD = 1e-4   # temperatures below leave nothing but the likeliest a chance
+
+# %% ../nbs/75_generate.ipynb #bd7e11db
 def choose(
     logits:Tensor,     # (V,) any float dtype
     temperature:float, # 0 takes the likeliest token
@@ -33,39 +40,91 @@ def choose(
     never:list=(PAD, BOS), # ids not to choose, from `unspeakable`
 )->int: # a token id
     "One token from the distribution over the next"
-    logits = logits.detach().to('cpu', torch.float32, copy=True); logits[list(never)] = -torch.inf
-    if logits.isnan().any(): raise UserError('The model says NaN: its weights are damaged; use an earlier checkpoint.')
-    if temperature == 0: return int(logits.argmax())
+    logits = logits.detach().to('cpu', torch.float32, copy=True)
+    logits[list(never)] = -torch.inf
+    if not logits.max().isfinite():                            # NaN is the maximum of whatever it is among
+        raise UserError('The model gives no finite logits: its weights are damaged; use an earlier checkpoint.')
+    if temperature < COLD: return int(logits.argmax())
     best = logits.topk(min(top_k, len(logits)))
-    return int(best.indices[torch.multinomial((best.values/temperature).softmax(-1), 1, generator=generator)])
+    chances = ((best.values - best.values[0])/temperature).softmax(-1)
+    return int(best.indices[torch.multinomial(chances, 1, generator=generator)])
 
 # %% ../nbs/75_generate.ipynb #b6eb2eaf
+LONGEST = 2**17   # tokens of a text, prompt and continuation
+MaxTokens = Annotated[int, Range(1, LONGEST)]
+Temperature = Annotated[float, Range(0., 1000.)]
+
+# %% ../nbs/75_generate.ipynb #30f95001
+def _prompt_ids(tok, prompt, max_tokens):
+    "BOS and the tokens of a prompt; `UserError` for what is no text, or too long a one"
+    if not isinstance(prompt, str): raise UserError(f'The prompt is of type {type(prompt).__name__}: give text (str).')
+    if len(prompt) > 8*LONGEST: raise UserError(f'The prompt has {len(prompt):,} characters: give at most {8*LONGEST:,}.')
+    try: prompt.encode()
+    except UnicodeEncodeError: raise UserError('The prompt holds half of a surrogate pair: give ordinary characters.') from None
+    ids = [BOS] + encode_text(tok, prompt)
+    if len(ids) + max_tokens <= LONGEST: return ids
+    raise UserError(f'The prompt has {len(ids):,} tokens and max_tokens is {max_tokens:,}: give at most {LONGEST:,} together.')
+
+# %% ../nbs/75_generate.ipynb #d06ded35
+@contextlib.contextmanager
+def _enough_memory(n):
+    "Memory that runs out for a text of n tokens becomes one sentence"
+    try: yield
+    except (RuntimeError, MemoryError) as e:
+        known = isinstance(e, (torch.OutOfMemoryError, MemoryError)) or any(s in str(e) for s in ('out of memory', "can't allocate memory"))
+        if not known: raise
+        raise UserError(f'A text of {n:,} tokens does not fit into memory: give a shorter prompt, or fewer max_tokens.') from None
+
+# %% ../nbs/75_generate.ipynb #2a962fad
+FIRST, NEXT = 2048, 256   # tokens of a prompt that are read at once: without a past, and with one
+
+# %% ../nbs/75_generate.ipynb #6e1bd6e8
+def _read_prompt(
+    model,
+    ids:list,   # the prompt
+    cache:list, # from `new_cache`, updated in place
+)->Tensor: # (V,) logits of the token that comes next
+    "Read a prompt into the caches"
+    ids = torch.tensor([ids], device=model.embedding.weight.device)
+    logits = model(ids[:, :FIRST], cache=cache)
+    for piece in ids[:, FIRST:].split(NEXT, 1) if ids.shape[1] > FIRST else (): logits = model(piece, cache=cache)
+    return logits[0, -1]
+
+# %% ../nbs/75_generate.ipynb #da10f216
+@checked
 @torch.no_grad()
 def generate(
     model:Elleci,
     tok,            # tokenizers.Tokenizer, the model's
     prompt:str='',  # plain text to continue; '' begins a document
-    max_tokens:int=100, # stop after this many, or at the end of the text
-    temperature:float=.4, # 0 is greedy
-    top_k:int=50,   # candidates
-    seed:int=0,     # the same seed, the same text
+    max_tokens:MaxTokens=100, # stop after this many, or at the end of the text
+    temperature:Temperature=.4, # 0 is greedy
+    top_k:Count=50, # candidates
+    seed:Seed=0,    # the same seed, the same text
 )->str: # the prompt and its continuation
     "Continue a text, one token at a time through the caches"
-    if max_tokens < 1: raise UserError(f'max_tokens is {max_tokens}: give 1 or more.')
-    if temperature < 0 or top_k < 1: raise UserError(f'temperature is {temperature}, top_k is {top_k}: give 0 or more, and 1 or more.')
-    if not 0 <= seed < 2**63: raise UserError(f'seed is {seed}: give a whole number of 0 or more, below 2⁶³.')
-    ids = [BOS] + encode_text(tok, prompt)
+    ids = _prompt_ids(tok, prompt, max_tokens)
     device, generator, never = model.embedding.weight.device, torch.Generator().manual_seed(seed), unspeakable(tok)
-    try: cache, fresh = model.new_cache(1, len(ids) + max_tokens), ids
-    except (RuntimeError, OverflowError): raise UserError(f'A cache for {len(ids) + max_tokens} tokens does not fit into memory: give fewer max_tokens.') from None
-    with ternary_once(model):
-        for _ in range(max_tokens):
-            token = choose(model(torch.tensor([fresh], device=device), cache=cache)[0, -1], temperature, top_k, generator, never)
+    with _enough_memory(len(ids) + max_tokens), ternary_once(model):
+        cache = model.new_cache(1, len(ids) + max_tokens)
+        logits = _read_prompt(model, ids, cache)
+        for left in reversed(range(max_tokens)):
+            token = choose(logits, temperature, top_k, generator, never)
             if token == EOT: break
-            ids, fresh = ids + [token], [token]
+            ids.append(token)
+            if left: logits = model(torch.tensor([[token]], device=device), cache=cache)[0, -1]
     return decode(tok, ids)
 
 # %% ../nbs/75_generate.ipynb #3776fa5a
+def _trained(run):
+    "The folder of a run's weights, and what is said with them; `UserError` where there are none, or two kinds of them"
+    if not (run/MODEL).exists():
+        point = newest(run)
+        return (point.folder, tensor_text(point.folder/MODEL) | point.said) if point else (model_folder(run), {})
+    if not checkpoints(run): return run, tensor_text(run/MODEL)
+    raise UserError(f'{run} holds {MODEL} beside its checkpoints, and only one of them can be meant: move {run/MODEL} to a folder of its own.')
+
+# %% ../nbs/75_generate.ipynb #39dd710d
 def load_run(
     run:str|Path, # a folder that `elleci_train` or `elleci_pack` wrote
     device:str='auto',
@@ -73,10 +132,12 @@ def load_run(
     "Everything needed to use a trained model; raises `UserError` for a folder that is not a run, or whose parts do not match"
     run = Path(run)
     if not (run/'config.json').exists(): raise UserError(f'There is no run in {run}: train one with `elleci_train --out {run}`.')
-    config = config_from_json((run/'config.json').read_text(encoding='utf-8', errors='replace'))
+    config = read_config(run)
     tok = load_tokenizer(run/'tokenizer.json', config.model.vocab_size)
-    folder = model_folder(run)
-    packed, device = 'packed' in tensor_text(folder/MODEL), pick_device(device)
+    folder, said = _trained(run)
+    if said.get('tokenizer', fingerprint(tok)) != fingerprint(tok):
+        raise UserError(f'{run}/tokenizer.json is not the tokenizer that these weights were trained with: restore it from a copy of the run.')
+    packed, device = 'packed' in said, pick_device(device)
     if packed: model = pack_model(make_model(config.model, config.train, 'meta')).to_empty(device=device)
     else: model = make_model(config.model, config.train).to(device)
     load_weights(folder, model)
@@ -85,24 +146,58 @@ def load_run(
     return config, tok, model
 
 # %% ../nbs/75_generate.ipynb #81fb860e
+RUN_FILES = 'checkpoints', 'metrics.jsonl', 'memory.json', 'tokens', 'control', 'average', 'batches'   # what a packed model has none of
+
+# %% ../nbs/75_generate.ipynb #4ff4fda7
+def _same(a, b):
+    try: return os.path.samefile(a, b)
+    except OSError: return False
+
+# %% ../nbs/75_generate.ipynb #a1d92f1a
+def _check_place(
+    run:Path, # the run to pack
+    to:Path,  # the folder to pack it into
+):
+    "Raise `UserError` if `to` is, or lies in, the run's folder or another run's"
+    if os.path.lexists(to) and not to.is_dir(): raise UserError(f'{to} is no folder: give another --out.')
+    real = Path(os.path.realpath(to))
+    if (to/MODEL).exists(): raise UserError(f'{to} already holds a model: give another --out.')
+    if found := [name for name in RUN_FILES if os.path.lexists(to/name)]:
+        raise UserError(f'{to} is the folder of a run, as it holds {found[0]}: give --out a folder of its own.')
+    for folder in (real, *real.parents):
+        if _same(folder, run): raise UserError(f'{to} lies in the folder of the run itself: give --out a folder of its own.')
+        if (folder/'config.json').exists() and (checkpoints(folder) or (folder/'metrics.jsonl').exists()):
+            raise UserError(f'{to} lies in the folder of another run, {folder}: give --out a folder of its own.')
+
+# %% ../nbs/75_generate.ipynb #0c8509e0
+def _check_packable(run, to, config, tok, model):
+    "Raise `UserError` for a model that cannot be packed, or files in `to` that another one has left"
+    if any(isinstance(m, PackedLinear) for m in model.modules()): raise UserError(f'{run} is packed already: use it as it is.')
+    if not config.model.ternary: raise UserError(f'The layers of {run} are not ternary: there is nothing to pack, use it as it is.')
+    for name, own in (('config.json', config_to_json(config)), ('tokenizer.json', tok.to_str())):
+        if (to/name).exists() and read_limited(to/name) != own.encode(): raise UserError(f'{to} belongs to another run: give another --out.')
+    if not all_finite(model):
+        raise UserError(f'{run} has weights that are not finite: go back to a checkpoint before they were, and pack that.')
+
+# %% ../nbs/75_generate.ipynb #ad687e09
 @torch.no_grad()
 def elleci_pack(
     run:str, # the run's folder
     out:str, # a new folder
 )->int: # bytes of the weights' file
     "Write a trained model for use: ternary weights in two bits each, configuration and tokenizer beside them"
+    for name, where in (('run', run), ('out', out)):
+        if not str(where): raise UserError(f'--{name} is empty: give a folder.')
     to = Path(out)
-    if (to/MODEL).exists(): raise UserError(f'{to} already holds a model: give another --out.')
+    _check_place(Path(run), to)
     config, tok, model = load_run(run, 'cpu')
-    if any(isinstance(m, PackedLinear) for m in model.modules()): raise UserError(f'{run} is packed already: use it as it is.')
-    if not config.model.ternary: raise UserError(f'The layers of {run} are not ternary: there is nothing to pack, use it as it is.')
-    if (to/'config.json').exists() and (to/'config.json').read_bytes() != config_to_json(config).encode(): raise UserError(f'{to} belongs to another run: give another --out.')
-    small = [m for m in pack_model(model).modules() if isinstance(m, PackedLinear)]
-    if not all(m.scale.isfinite() for m in small): raise UserError(f'{run} has weights that are not finite: go back to a checkpoint before they were, and pack that.')
-    before, numbers = (model_folder(run)/MODEL).stat().st_size, sum(m.packed.numel()*4 for m in small)
+    _check_packable(run, to, config, tok, model)
+    before = (model_folder(run)/MODEL).stat().st_size
+    numbers = sum(m.packed.numel()*4 for m in pack_model(model).modules() if isinstance(m, PackedLinear))
     to.mkdir(parents=True, exist_ok=True)
-    atomic_write(to/'config.json', config_to_json(config)); save_tokenizer(tok, to/'tokenizer.json')
-    save_weights(to, model, packed='2 bits')
+    atomic_write(to/'config.json', config_to_json(config))
+    save_tokenizer(tok, to/'tokenizer.json')
+    save_weights(to, model, packed='2 bits', tokenizer=fingerprint(tok))
     size = (to/MODEL).stat().st_size
     print(f'{to/MODEL}: {fmt_bytes(size)}, of which {fmt_bytes(numbers//4)} are ternary weights; before: {fmt_bytes(before)}')
     return size
@@ -113,11 +208,12 @@ def pack_command():
     return run_command(elleci_pack)
 
 # %% ../nbs/75_generate.ipynb #b98d4e3d
+@checked
 def elleci_generate(
     run:str='runs/elleci-tiny', # the run's folder
     prompt:str='',       # text to continue
-    max_tokens:int=100,  # stop after this many
-    seed:int=0,          # the same seed, the same text
+    max_tokens:MaxTokens=100, # stop after this many
+    seed:Seed=0,         # the same seed, the same text
 )->str: # the text, which is also printed
     "Continue a text with a trained model"
     _, tok, model = load_run(run)

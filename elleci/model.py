@@ -6,21 +6,22 @@
 __all__ = ['MIXERS', 'WAYS', 'IGNORE', 'Block', 'Elleci', 'parameter_table', 'next_tokens', 'token_loss']
 
 # %% ../nbs/50_model.ipynb #d47b7848
-import functools
+import contextlib, functools
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
-from .core import UserError
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts, noop_context_fn
+from .core import UserError, acts_as
 from .config import ModelConfig
 from .memory.dryrun import host
 from .layers.norm import RMSNorm
 from .layers.eigenstate import Eigenstate
-from .layers.mamba2 import Mamba2
+from .layers.mamba2 import Mamba2, check_cache
 from .layers.mla import MLA
 from .layers.ffn import SwiGLU, linear_class
 from .kernels.linear_cross_entropy import linear_cross_entropy
+from .kernels.pointwise import misfit
 
 # %% ../nbs/50_model.ipynb #94c6f2e6
 MIXERS = {'M': Mamba2, 'A': MLA, 'E': Eigenstate}
@@ -62,14 +63,54 @@ def _reset(model):
     model.head.weight.normal_(0, (.1/model.cfg.d_model)**.5)              # a tied embedding takes this one
 
 # %% ../nbs/50_model.ipynb #7eca3399
+def _generators(
+    device:torch.device, # where a block computes
+)->list: # of torch.Generator
+    "What operators draw from that are given no generator: the CPU's, and the device's own"
+    own = getattr(torch.get_device_module(device), 'default_generators', ()) if device.type not in ('cpu', 'meta') else ()
+    return [torch.default_generator, *own[device.index:][:1]]
+
+# %% ../nbs/50_model.ipynb #56625195
+class _SameDraws:
+    "Context of a block's second pass, made before the first: the generators begin where they did then, and end as they were"
+    def __init__(self,
+        x:Tensor, # what the block computes with
+        inner,    # another context, entered inside this one
+    ):
+        self.generators, self.inner = _generators(x.device), inner
+        self.states = [g.clone_state() for g in self.generators]
+        self.meta = x.is_meta and acts_as(x)
+
+    def _state(self, generator):
+        "(5056,) uint8 on a CPU, in memory of NumPy's: what is held during the second pass must not count as the block's"
+        state = generator.get_state()
+        if not self.meta: return torch.from_numpy(state.numpy().copy())
+        if self.meta == 'cpu': torch.empty(state.nbytes, dtype=torch.uint8, device='meta')   # a dry run sees no generator
+        return state
+
+    def __enter__(self):
+        self.before = [self._state(g) for g in self.generators]
+        for g, s in zip(self.generators, self.states): g.set_state(self._state(s))
+        self.inner.__enter__()
+
+    def __exit__(self, *error):
+        try: self.inner.__exit__(*error)
+        finally:
+            for g, s in zip(self.generators, self.before): g.set_state(s)
+
+# %% ../nbs/50_model.ipynb #3fda70e2
 def _twice(
     block:nn.Module, # a `Block`
     x:Tensor,        # (B, T, D)
     seq_idx:Tensor|None, # (B, T)
-    **how,           # more for `checkpoint`
+    contexts=noop_context_fn, # gives those of the first and of the second pass
 )->Tensor: # (B, T, D)
-    "`block(x, seq_idx)`, of which autograd keeps `x` alone"
-    return checkpoint(block, x, seq_idx, use_reentrant=False, preserve_rng_state=False, **how)
+    "`block(x, seq_idx)`, of which autograd keeps `x` alone; the second time it draws the same random numbers"
+    def both():
+        first, second = contexts()
+        return first, _SameDraws(x, second)
+    compiled = torch.compiler.is_compiling()                                             # a graph keeps what it draws
+    return checkpoint(block, x, seq_idx, use_reentrant=False, preserve_rng_state=compiled, context_fn=contexts if compiled else both)
 
 # %% ../nbs/50_model.ipynb #731212e1
 def _products():
@@ -79,13 +120,23 @@ def _products():
             *(getattr(torch.ops.aten, f'_scaled_dot_product_{k}').default for k in kernels)]
 
 # %% ../nbs/50_model.ipynb #1d2de7f7
+def _keep_products(
+    context,     # from `create_selective_checkpoint_contexts`
+    operator,    # an overload, e.g. torch.ops.aten.mm.default
+    *args, **kwargs, # what it is called with
+)->CheckpointPolicy:
+    "Keep the result of a product; compute all else again"
+    draws = torch.Tag.nondeterministic_seeded in operator.tags and any(isinstance(a, float) and a > 0 for a in args)   # attention: its dropout
+    return CheckpointPolicy.MUST_SAVE if operator in _products() and not draws else CheckpointPolicy.PREFER_RECOMPUTE
+
+# %% ../nbs/50_model.ipynb #5a949e9a
 def _selective(
     block:nn.Module, # a `Block`
     x:Tensor,        # (B, T, D)
     seq_idx:Tensor|None, # (B, T)
 )->Tensor: # (B, T, D)
     "`block(x, seq_idx)`, of which x and the results of products are kept"
-    return _twice(block, x, seq_idx, context_fn=functools.partial(create_selective_checkpoint_contexts, _products()))
+    return _twice(block, x, seq_idx, functools.partial(create_selective_checkpoint_contexts, _keep_products))
 
 # %% ../nbs/50_model.ipynb #b2b0cd87
 def _host_empty(
@@ -112,6 +163,38 @@ def _offload(
 WAYS = {'selective': _selective, 'block': _twice, 'offload': _offload} # (block, x, seq_idx) to its output: how it is kept
 
 # %% ../nbs/50_model.ipynb #1ae934ba
+def _check_step(
+    model:nn.Module, # an `Elleci`
+    tokens:Tensor,   # (B, T)
+    seq_idx:Tensor|None, # (B, T)
+    cache:list,      # one dict per block
+):
+    "`UserError` for a decoding step that some layer would refuse, before any layer moves"
+    weight = model.embedding.weight
+    if tokens.dtype not in (torch.int32, torch.int64) or tokens.ndim != 2 or not tokens.numel() or tokens.device != weight.device:
+        raise misfit('tokens', tokens, f'int64 of shape (B, T), one token or more, on {weight.device}')
+    if tokens.device.type == 'cpu' and not 0 <= int(tokens.min()) <= int(tokens.max()) < len(weight):   # a GPU would have to wait for it
+        raise UserError(f'tokens hold ids from {int(tokens.min())} to {int(tokens.max())}: give 0 to {len(weight) - 1}.')
+    if len(cache) != len(model.blocks):
+        raise UserError(f'The cache is for {len(cache)} layers and the model has {len(model.blocks)}: make one with its new_cache.')
+    for layer in cache: check_cache(layer, tokens, seq_idx)
+
+# %% ../nbs/50_model.ipynb #83b500db
+@contextlib.contextmanager
+def _all_or_none(
+    cache:list|None, # one dict per block
+): # gives copies of the dicts, or None
+    "Within it layers move on in copies of their caches, which are taken over at the end; an exception leaves the caches as they were"
+    copies = None if cache is None else [dict(layer) for layer in cache]
+    try: yield copies
+    except BaseException:
+        for layer in (layer for layer in cache or () if 'length' in layer):
+            for t in layer.values():
+                if isinstance(t, Tensor): t[:, layer['length']:] = 0                     # written in place, not yet counted
+        raise
+    for layer, moved in zip(cache or (), copies or ()): layer.update(moved)
+
+# %% ../nbs/50_model.ipynb #599dcc38
 class Elleci(nn.Module):
     "The hybrid language model: tokens (B, T) to logits (B, T, V)"
     def __init__(self,
@@ -138,10 +221,12 @@ class Elleci(nn.Module):
         seq_idx:Tensor|None=None, # (B, T) integers; a new document starts where they change
         cache:list|None=None, # from `new_cache`, updated in place
     )->Tensor: # (B, T, D) what the blocks give, before the last norm
+        if cache is not None: _check_step(self, tokens, seq_idx, cache)
         way = WAYS.get(self.checkpointing) if cache is None and torch.is_grad_enabled() else None
-        x = self.embedding(tokens)
-        for i, block in enumerate(self.blocks):
-            x = way(block, x, seq_idx) if way else block(x, seq_idx, None if cache is None else cache[i])
+        with _all_or_none(cache) as cache:
+            x = self.embedding(tokens)
+            for i, block in enumerate(self.blocks):
+                x = way(block, x, seq_idx) if way else block(x, seq_idx, None if cache is None else cache[i])
         return x
 
     def forward(self,
@@ -149,7 +234,7 @@ class Elleci(nn.Module):
         seq_idx:Tensor|None=None, # (B, T) integers
         cache:list|None=None, # from `new_cache`, updated in place
     )->Tensor: # (B, T, V) logits
-        return self.head(self.norm(self.hidden(tokens, seq_idx, cache)))
+        with _all_or_none(cache) as cache: return self.head(self.norm(self.hidden(tokens, seq_idx, cache)))
 
     def new_cache(self, batch, max_len):
         "An empty cache for `batch` rows of at most `max_len` tokens: one dict per block"

@@ -4,29 +4,29 @@
 
 # %% auto #0
 __all__ = ['PATIENCE', 'AVERAGES', 'PROMPTS', 'validate', 'stop_on_signal', 'Controls', 'GoBack', 'Careful', 'keep_batch', 'fit',
-           'make_average', 'find_lr', 'announce', 'compared', 'elleci_train', 'train_command']
+           'make_average', 'find_lr', 'announce', 'measured_steps', 'compared', 'elleci_train', 'train_command']
 
-# %% ../nbs/76_train.ipynb #8b4253fe
+# %% ../nbs/76_train.ipynb #b7142776
 import contextlib, dataclasses, functools, gc, json, shutil, signal, threading, time
 from pathlib import Path
 import torch
-from torch import nn
-from .core import UserError, atomic_write, fmt_bytes, fmt_count, memory_free, pick_device, require, run_command, seed_everything
-from .memory.host import HostMemory
+from .core import UserError, atomic_write, fmt_bytes, fmt_count, memory_free, memory_in_use, pick_device, require, run_command, seed_everything
+from .memory.host import HostMemory, return_freed
 from .memory.ledger import parameter_counts
-from .memory.measure import explain_oom, measure, release
-from .config import EMBEDDED, Config, config_from_json, config_to_json, preset as preset_config
+from .memory.measure import StepMemory, explain_oom, release
+from .config import EMBEDDED, Config, config_to_json, preset as preset_config, read_config
 from .model import IGNORE
 from .optim import make_optimizer
 from .engine import make_engine, make_model, owned
 from .schedules import LazyAverage, lerac, lr_factor, plateau_factor, range_test, suggest_lr
-from .account import Account, account, alternatives, measured_peak, settings
+from .account import Account, account, alternatives, measured_peak, process_line, settings
 from .guards import Guards
-from .telemetry import Log, Meter, TernaryHealth, asked, claim, forget_after, measured_memory, trackers, write_memory
+from .telemetry import Log, Meter, TernaryHealth, asked, claim, measured_memory, trackers, write_memory
 from .data.tokenizer import load_tokenizer, save_tokenizer
+from .data.shards import fingerprint
 from .data.sources import data_settings, learn_tokenizer, parse_spec
-from .data.mixing import Mixture, loader, open_data
-from .checkpoint import MODEL, Checkpoint, Saver, all_finite, checkpoints, load_checkpoint, newest, save_weights, tensor_text
+from .data.mixing import Mixture, check_same_data, loader, open_data
+from .checkpoint import MODEL, Checkpoint, Saver, all_finite, checkpoints, fits_model, load_checkpoint, newest, save_weights, tensor_text
 from .generate import generate, load_run
 
 # %% ../nbs/76_train.ipynb #636dc5e4
@@ -249,41 +249,77 @@ def find_lr(
     except UserError as e: raise UserError(f'{e} Or give --lr a number.') from None
 
 # %% ../nbs/76_train.ipynb #3ee59a6a
+def _refuse_too_large(
+    config:Config,
+    device:torch.device,
+    free:int|None, # bytes to be had on the device; None where unknown
+):
+    "`UserError` where the weights alone have no room: the rehearsal of such a model would take minutes"
+    numbers, t = sum(parameter_counts(config.model).values()), config.train
+    where, room = ('RAM', memory_free(torch.device('cpu'))) if t.weights_on == 'host' else (device, free)
+    weights = numbers*(2 if t.precision == 'bf16-weights' else 4)
+    if room is not None and weights > room:
+        raise UserError(f'{config.preset} has {fmt_count(numbers)} parameters: its weights alone take {fmt_bytes(weights)}, and {where} has '
+                        f'{fmt_bytes(room)} free: take a smaller model or a larger device.')
+
+# %% ../nbs/76_train.ipynb #c4a37313
 def announce(
     config:Config,
     device:torch.device,
     free:int|None, # bytes to be had on the device; None where unknown
 )->Account:
     "Print what will be trained and what it will hold; raises `UserError` if that cannot fit, or asks for memory that the machine has not got"
+    _refuse_too_large(config, device, free)
     if config.train.residuals == 'pinned': HostMemory('pinned', device)                          # refuses where there is no GPU, before anything is written
     a, t = account(config.model, config.train, 'cuda' if device.type == 'cuda' else 'cpu', name=config.preset, limit=free), config.train
     table = parameter_counts(config.model)
     print(f"{config.preset}: {fmt_count(sum(table.values()))} parameters ({', '.join(f'{k} {fmt_count(v)}' for k, v in table.items())})")
-    print(f"{device} will hold {fmt_bytes(a.total)} at its peak: {', '.join(f'{k} {fmt_bytes(v)}' for k, v in a.categories.items() if v)}")
+    if a.target == 'cpu': a = dataclasses.replace(a, process=memory_in_use(device))
+    print(f"{device} will hold {fmt_bytes(a.total)}{' in tensors' if a.process else ''} at its peak: {', '.join(f'{k} {fmt_bytes(v)}' for k, v in a.categories.items() if v)}")
+    if a.process: print(process_line(a))
     print(f'{t.steps:,} steps of {t.tokens_per_step:,} tokens ({t.accumulate} × {t.batch_size} × {t.seq_len}), {t.optimizer}, lr {t.lr:g}, {t.precision}')
     if free is not None and not a.fits(free):
-        raise UserError(f'{config.preset} needs {fmt_bytes(a.total)}, and {device} has {fmt_bytes(free)} free: take a smaller preset or a larger device; '
+        raise UserError(f'{config.preset} needs {fmt_bytes(a.needed)}, and {device} has {fmt_bytes(free)} free: take a smaller preset or a larger device; '
                         f'`elleci_memory --preset {config.preset} --vram {free//2**20}MiB` says what would fit.')
-    beside, room = a.host_total, memory_free(torch.device('cpu'))
+    beside, room = 0 if a.target == 'cpu' else a.host_total, memory_free(torch.device('cpu'))
     if room is not None and beside > room: raise UserError(f'{config.preset} needs {fmt_bytes(beside)} of RAM beside the card, and {fmt_bytes(room)} are free: '
                                                            'close other programs, leave more on the device, or take fewer tokens a step.')
     return a
 
 # %% ../nbs/76_train.ipynb #e6d04d7b
+@contextlib.contextmanager
+def measured_steps(
+    engine, # from `make_engine`; its `step` is wrapped
+): # a context manager that gives a `StepMemory`
+    "Within it, the engine's steps are measured, and nothing else"
+    states = (t for state in engine.optimizer.state.values() for t in state.values() if torch.is_tensor(t))
+    known = [*engine.model.parameters(), *states] if engine.device.type == 'cpu' else []
+    memory = StepMemory(engine.device, known, [engine.model.embedding, *engine.model.blocks])
+    del known, states
+    step, before = engine.step, vars(engine).get('step')
+    def measured(micro_batches):
+        with memory.step([t for batch in micro_batches for t in batch]): return step(micro_batches)
+    engine.step = measured
+    try: yield memory
+    finally:
+        del engine.step
+        if before is not None: engine.step = before
+
+# %% ../nbs/76_train.ipynb #b5261580
 def compared(
-    steps,         # an iterable of step numbers
-    model:nn.Module,
-    optimizer:torch.optim.Optimizer,
-    device:torch.device, # where it computes
-    tell,          # called with the number of the second step and the `Measurement`
+    steps,  # an iterable of step numbers
+    engine, # from `make_engine`, which makes them
+    tell,   # called with the number of the second step that was made and the `Measurement`
 ): # yields the steps
-    "Pass `steps` on, and measure the first two"
-    known = [*model.parameters(), *(t for s in optimizer.state.values() for t in s.values() if torch.is_tensor(t))]
-    with contextlib.ExitStack() as stack:
-        m, known = stack.enter_context(measure(device, known if device.type == 'cpu' else ())), None
-        for n, i in enumerate(steps):
+    "Pass `steps` on, and measure the first two that are made"
+    steps = iter(steps)
+    with measured_steps(engine) as memory:
+        for i in steps:
             yield i
-            if n == 1: stack.close(); tell(i, m)
+            if memory.steps == 2: break
+        else: return
+    tell(i, memory.measurement())
+    yield from steps
 
 # %% ../nbs/76_train.ipynb #9ce3583a
 @contextlib.contextmanager
@@ -292,7 +328,7 @@ def _explained(config, a, free):
     try: yield
     except (RuntimeError, MemoryError) as e:
         if not _about_memory(e): raise
-        text = explain_oom(e, lambda: alternatives(config, free or a.total - 1, a.target))
+        text = explain_oom(e, lambda: alternatives(config, free or a.needed - 1, a.target))
     else: return
     raise UserError(text + ('' if config.train.shrink else '\n\nOr add --resume --shrink, which goes on with smaller micro-batches and as many tokens a step.'))
 
@@ -306,7 +342,7 @@ def _begin(run, preset, changes, resume):
     if not resume and (found := checkpoints(run)): raise UserError(f'{run} already holds a model at step {int(found[0].name)}: add --resume to go on, or give another --out.')
     if not resume and (run/MODEL).exists(): raise UserError(f'{run} already holds a model: give another --out.')
     if not (resume and path.exists()): return preset_config(preset or 'elleci-tiny', **changes)
-    config = config_from_json(path.read_text(encoding='utf-8', errors='replace'))
+    config = read_config(run)
     fixed = {'preset': (preset, config.preset), **{k: (v, getattr(config.train, k)) for k, v in changes.items() if k not in FREE}}
     for name, (given, own) in fixed.items():
         flag = dict(batch_size='batch', seq_len='seq').get(name, name.replace('_', '-'))
@@ -322,15 +358,15 @@ def _tokenizer(run, config):
     save_tokenizer(tok, run/'tokenizer.json')
     return tok
 
-# %% ../nbs/76_train.ipynb #f1bcbe53
+# %% ../nbs/76_train.ipynb #6da45afb
 def _data(run, config, point=None, auto=False):
     "Tokenizer, the mixture at the right place, validation rows per source"
     tok = _tokenizer(run, config)
     path, text = run/'config.json', config_to_json(config)
-    if not auto and not (path.exists() and path.read_text(encoding='utf-8', errors='replace') == text): atomic_write(path, text)   # from here on --resume finds the half-done tokens; without a rate there is nothing to resume
+    if not auto and not (path.exists() and path.read_bytes() == text.encode()): atomic_write(path, text)   # from here on --resume finds the half-done tokens; without a rate there is nothing to resume
     mix, val = open_data(config.train, tok, run/'tokens')
     said = point.said if point else {}
-    if said.get('data', mix.fingerprint) != mix.fingerprint: raise UserError(f'The tokens in {run}/tokens are not those it was begun with: remove that folder, restore the text, and add --resume again; or begin another run.')
+    check_same_data(said.get('data', mix.fingerprint), mix, run)
     if 'place' in said: mix.restore(said['place'])
     return tok, mix, val
 
@@ -356,10 +392,17 @@ def _bar(steps, done):
 # %% ../nbs/76_train.ipynb #6d924a4d
 def _past(steps): return f", past the batch{'es' if len(steps) > 1 else ''} of step{'s' if len(steps) > 1 else ''} {', '.join(map(str, steps))}" if steps else ''
 
-# %% ../nbs/76_train.ipynb #ecb9c71d
+# %% ../nbs/76_train.ipynb #b424e3a9
+def _fits(config, point):
+    "`UserError` for a checkpoint that cannot be loaded into the model of a configuration"
+    model = make_model(config.model, config.train, 'meta')
+    fits_model(model, make_optimizer(model, config.train), config.train)(point)
+
+
 def _attempt(run, config, a, device, past, tell):
     "Train in `run` from its newest checkpoint to the end or to a stop; the last step done, the engine, the average, validation rows"
-    t, point = a.config.train, newest(run)                              # where things are placed is resolved there
+    t = a.config.train                                                  # where things are placed is resolved there
+    point = newest(run, functools.partial(_fits, config))
     done = point.step if point else 0
     tok, mix, val = _data(run, config, point)
     seed_everything(t.seed)
@@ -370,15 +413,14 @@ def _attempt(run, config, a, device, past, tell):
     losses = list(point.said.get('losses', ())) if point else []
     engine = make_engine(model, optimizer, t, done, device)
     if getattr(engine, 'scaler', None) and point: engine.scaler.load_state_dict(point.said['scaler'])
-    with contextlib.suppress(OSError): forget_after(run, done)
     listen, progress, say = _bar(t.steps, done)
-    log = Log(run, [listen, *tell])
+    log = Log(run, [listen, *tell], done)
     if past.args[0]: log(step=done, guard='back', news=f"{past}: gone back to step {done}{_past(sorted(past.passed))}.")
     saver = Saver(run, t.keep, t.milestones, failed=lambda e: log(step=engine.done, guard='disk', news=f'{e} The run goes on and tries again at the next save.'))
     def save(i, place):
         kept = dict(more=average.state_dict(), average=[average.begin, average.every]) if average else {}
-        saver.save(i, model, optimizer, data=mix.fingerprint, place=place, losses=losses, **kept, **dict(scaler=engine.scaler.state_dict()) if getattr(engine, 'scaler', None) else {})
-    watched = lambda steps: compared(progress(steps), model, optimizer, engine.device, functools.partial(_reconciled, run, a, model, optimizer, log, say))
+        saver.save(i, model, optimizer, data=mix.fingerprint, tokenizer=fingerprint(tok), place=place, losses=losses, **kept, **dict(scaler=engine.scaler.state_dict()) if getattr(engine, 'scaler', None) else {})
+    watched = lambda steps: compared(progress(steps), engine, functools.partial(_reconciled, run, a, model, optimizer, log, say))
     careful = Careful(engine, t, log, past, functools.partial(keep_batch, run))
     total = torch.cuda.get_device_properties(device).total_memory if device.type == 'cuda' else None
     with stop_on_signal() as stopped, saver, contextlib.closing(loader(mix, t, done, pin=device.type == 'cuda')) as batches:
@@ -440,7 +482,7 @@ def _averaged(run, config, engine, average, tok, val, log):
     log(step=config.train.steps, **{k.replace('val_loss', 'average_loss'): v for k, v in seen.items()})
     (run/'average').mkdir(exist_ok=True)
     atomic_write(run/'average'/'config.json', config_to_json(config)); save_tokenizer(tok, run/'average'/'tokenizer.json')
-    save_weights(run/'average', engine.model, step=str(config.train.steps))                # last: it says that all is there
+    save_weights(run/'average', engine.model, step=str(config.train.steps), tokenizer=fingerprint(tok))                # last: it says that all is there
     print(f"the weights averaged from step {average.begin} on have a validation loss of {seen['val_loss']:.3f}; they are in {run/'average'}")
 
 # %% ../nbs/76_train.ipynb #a2cfa0c4
@@ -548,4 +590,5 @@ def elleci_train(
 # %% ../nbs/76_train.ipynb #be788e70
 def train_command():
     "`elleci_train` in a shell"
+    return_freed()
     return run_command(elleci_train)

@@ -7,6 +7,7 @@ __all__ = ['linear_cross_entropy_op', 'cross_entropy_', 'cross_entropy_kernel', 
            'linear_cross_entropy', 'launches']
 
 # %% ../../nbs/45_linear_cross_entropy.ipynb #86191613
+import math
 from typing import NamedTuple
 import torch
 import torch.nn.functional as F
@@ -26,6 +27,7 @@ def cross_entropy_(
     z_loss:float=0.,           # ζ
     label_smoothing:float=0.,  # ε
     grad:bool=True,            # whether the gradient is wanted
+    scale:float=1.,            # the gradient is multiplied by it, a power of two
 )->Tensor: # (N,) losses: 0 where ignored, NaN where the label is no word
     "Loss of each row; its gradient takes the place of the logits"
     V, live = x.shape[1], labels != ignore_index
@@ -38,16 +40,16 @@ def cross_entropy_(
     lse = total.log().add_(top)
     loss = (lse - (1 - label_smoothing)*picked - label_smoothing*mean + z_loss*lse*lse).masked_fill_(~live, 0)
     if not grad: return loss
-    x.mul_(((1 + 2*z_loss*lse)/total + (picked - picked))[:, None])               # NaN for a label that is no word
-    if label_smoothing: x.sub_(label_smoothing/V)
-    x.scatter_(1, y, x.gather(1, y) - (1 - label_smoothing)).masked_fill_(~live[:, None], 0)
+    x.mul_(((scale + 2*scale*z_loss*lse)/total + (picked - picked))[:, None])     # NaN for a label that is no word
+    if label_smoothing: x.sub_(scale*label_smoothing/V)
+    x.scatter_(1, y, x.gather(1, y) - scale*(1 - label_smoothing)).masked_fill_(~live[:, None], 0)
     return loss
 
 # %% ../../nbs/45_linear_cross_entropy.ipynb #399b8e94
 @jit
-def cross_entropy_kernel(logits, grad, labels, loss, x_r, g_r, V, ignore, z, smoothing,
+def cross_entropy_kernel(logits, grad, labels, loss, x_r, g_r, V, ignore, z, smoothing, scale,
                          GRAD: tl.constexpr, SMOOTH: tl.constexpr, BLOCK: tl.constexpr):
-    "L = log Σ exp x; loss = L − (1−ε)·x[y] − ε·mean(x) + z·L²; grad = (1 + 2zL)·exp(x − L) − (1−ε)·[y] − ε/V"
+    "L = log Σ exp x; loss = L − (1−ε)·x[y] − ε·mean(x) + z·L²; grad = scale·((1 + 2zL)·exp(x − L) − (1−ε)·[y] − ε/V)"
     # Grid: one program per row, tiles of BLOCK words; everything in fp32. grad may be the row's own memory: tiles upwards, a barrier in each
     # Reads 4·V bytes twice (the second time from the cache), writes 2·V or 4·V of gradient. Oracle: cross_entropy_ in float64
     row, at = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
@@ -76,7 +78,7 @@ def cross_entropy_kernel(logits, grad, labels, loss, x_r, g_r, V, ignore, z, smo
                 p = tl.exp(v - lse)*share - tl.where(s + at == y, 1 - smoothing, 0.)
                 if SMOOTH: p -= smoothing/V
                 tl.debug_barrier()
-                tl.store(g + s + at, p.to(grad.dtype.element_ty), mask=s + at < V)
+                tl.store(g + s + at, (p*scale).to(grad.dtype.element_ty), mask=s + at < V)
 
 # %% ../../nbs/45_linear_cross_entropy.ipynb #b5d81c05
 def _tile(V): return dict(BLOCK=(block := min(4096, next_power_of_2(V))), num_warps=max(1, block//256))
@@ -87,14 +89,23 @@ def _launch(
     labels:Tensor, # (N,) int64
     ignore_index:int, z_loss:float, label_smoothing:float,
     dtype,         # of the gradient; None: none is wanted
+    scale:float=1., # the gradient is multiplied by it, before it is rounded
 )->tuple: # losses (N,) fp32; gradient (N, V), a view of the logits' memory
     "The kernel on a chunk"
     (N, V), loss = x.shape, x.new_empty(len(x))
     g = x if dtype in (None, x.dtype) else x.as_strided((N, x.stride(0)), (x.stride(0), 1)).view(dtype)[:, :V]
     with torch.cuda.device_of(x):
-        cross_entropy_kernel[(N,)](x, g, labels, loss, x.stride(0), g.stride(0), V, ignore_index, z_loss, label_smoothing,
+        cross_entropy_kernel[(N,)](x, g, labels, loss, x.stride(0), g.stride(0), V, ignore_index, z_loss, label_smoothing, scale,
                                    GRAD=dtype is not None, SMOOTH=label_smoothing > 0, **_tile(V))
     return loss, g
+
+# %% ../../nbs/45_linear_cross_entropy.ipynb #9a2460c0
+def _grad_scale(
+    compute:torch.dtype, # of the products
+    z_loss:float, # ζ
+)->float: # a power of two; 1 where the logits' gradient is not rounded to fp16
+    "By what the logits' gradient is multiplied before it is rounded"
+    return max(1., 2.**(15 - math.ceil(math.log2(1 + 2*z_loss*2**10)))) if compute == torch.float16 else 1.
 
 # %% ../../nbs/45_linear_cross_entropy.ipynb #a0346c78
 class Cost(NamedTuple):
@@ -139,9 +150,15 @@ def _buffers(hidden, weight, compute, triton, need, chunk, slab):
     return found | {f'weight {k}': ((slab, D), t) for k, t in enumerate(_casts(weight.dtype, compute, operand))}
 
 # %% ../../nbs/45_linear_cross_entropy.ipynb #bc37e4d7
+def _dhidden_dtype(hidden, wide):
+    "In which hidden's gradient is kept: its own, but for fp16, in which it would be rounded before the loss scale comes"
+    return wide if hidden.dtype == torch.float16 else hidden.dtype
+
+# %% ../../nbs/45_linear_cross_entropy.ipynb #c1f23b58
 def _direct(hidden, operand, wide, parts):
     "Whether a product can write hidden's gradient: in a dtype that it has, and no sum of several"
-    return not parts and (hidden.dtype == operand or (acts_as(hidden) == 'cuda' and hidden.dtype == wide))
+    kept = _dhidden_dtype(hidden, wide)
+    return not parts and (kept == operand or (acts_as(hidden) == 'cuda' and kept == wide))
 
 # %% ../../nbs/45_linear_cross_entropy.ipynb #6dbbf273
 def _size(found): return sum(t.itemsize*shape[0]*shape[1] for shape, t in found.values())
@@ -208,8 +225,8 @@ def _dhidden(g, weight, out, plan, made):
     if share is not out and not apart: out.copy_(share)
 
 # %% ../../nbs/45_linear_cross_entropy.ipynb #9e9819b9
-def _run(hidden, weight, labels, rules, plan, dh, dw, dtypes, triton):
-    "Sum of the losses (); fills dh (N, D) and dw (V, D) as far as they are not None"
+def _run(hidden, weight, labels, rules, plan, dh, dw, dtypes, triton, scale):
+    "Sum of the losses (); fills dh (N, D) and dw (V, D), times `scale`, as far as they are not None"
     (wide, operand, written), grad = dtypes, dh is not None or dw is not None
     made = {name: hidden.new_empty(shape, dtype=t) for name, (shape, t) in plan.buffers.items() if name != 'rows'}
     total = hidden.new_zeros((), dtype=wide)
@@ -217,7 +234,7 @@ def _run(hidden, weight, labels, rules, plan, dh, dw, dtypes, triton):
         h, y = _cast(hidden[i:i + plan.chunk], made, 'hidden'), labels[i:i + plan.chunk].to(torch.int64)
         x = made['logits'][:len(h), :len(weight)]
         for a, b, w in _slabs(weight, plan, made): _product(h, w.t(), x[:, a:b])
-        loss, g = _launch(x, y, *rules, written if grad else None) if triton else (cross_entropy_(x, y, *rules, grad), x)
+        loss, g = _launch(x, y, *rules, written if grad else None, scale) if triton else (cross_entropy_(x, y, *rules, grad, scale), x)
         total += loss.sum()
         if grad and written != operand: g = made['gradient'][:len(h)].copy_(g)
         if dh is not None: _dhidden(g, weight, dh[i:i + plan.chunk], plan, made)
@@ -229,14 +246,14 @@ def _made(
     hidden:Tensor, weight:Tensor, labels:Tensor, ignore_index:int, z_loss:float, label_smoothing:float,
     max_bytes:int, compute:torch.dtype, need_hidden:bool, need_weight:bool, triton:bool,
 )->tuple[Tensor, Tensor, Tensor]:
-    "Sum of the losses (), its gradients for hidden (N, D) in its dtype and for weight (V, D) in fp32 or wider; empty if not needed"
+    "Sum of the losses (); times `_grad_scale`, its gradients for hidden (N, D) in its dtype (fp32 for fp16) and for weight (V, D) in fp32 or wider; empty if not needed"
     need, dtypes = (need_hidden, need_weight), _dtypes(hidden, compute, triton)
-    dh = hidden.new_empty(hidden.shape if need_hidden else (0,))
+    dh = hidden.new_empty(hidden.shape if need_hidden else (0,), dtype=_dhidden_dtype(hidden, dtypes[0]))
     dw = weight.new_empty(weight.shape if need_weight else (0,), dtype=dtypes[0])
     plan = _plan(hidden, weight, compute, triton, need, max_bytes)
     if not len(hidden): dw.zero_()
     rules = ignore_index, z_loss, label_smoothing
-    total = _run(hidden, weight, labels, rules, plan, dh if need_hidden else None, dw if need_weight else None, dtypes, triton)
+    total = _run(hidden, weight, labels, rules, plan, dh if need_hidden else None, dw if need_weight else None, dtypes, triton, _grad_scale(compute, z_loss))
     return total, dh, dw
 
 # %% ../../nbs/45_linear_cross_entropy.ipynb #25d9a856
@@ -245,7 +262,7 @@ linear_cross_entropy_op = torch.library.custom_op('elleci::linear_cross_entropy'
 @linear_cross_entropy_op.register_fake
 def _(hidden, weight, labels, ignore_index, z_loss, label_smoothing, max_bytes, compute, need_hidden, need_weight, triton):
     wide = torch.float64 if compute == torch.float64 else torch.float32
-    return (hidden.new_empty((), dtype=wide), hidden.new_empty(hidden.shape if need_hidden else (0,)),
+    return (hidden.new_empty((), dtype=wide), hidden.new_empty(hidden.shape if need_hidden else (0,), dtype=_dhidden_dtype(hidden, wide)),
             weight.new_empty(weight.shape if need_weight else (0,), dtype=wide))
 
 # %% ../../nbs/45_linear_cross_entropy.ipynb #ff12ec75
@@ -274,9 +291,11 @@ class _Loss(torch.autograd.Function):
     "Sum of the losses; keeps its own gradients, which the backward pass multiplies in place and gives away"
     @staticmethod
     def forward(ctx, hidden, weight, *how):
-        make = linear_cross_entropy_op if how[-1] or torch.compiler.is_compiling() else _made       # torch code needs no operator around it
+        labels, ignore_index, z_loss, label_smoothing, max_bytes, compute, *need, triton = how
+        make = linear_cross_entropy_op if triton or torch.compiler.is_compiling() else _made        # torch code needs no operator around it
         total, dh, dw = make(hidden, weight, *how)
-        ctx.save_for_backward(dh, dw); ctx.need, ctx.spent = how[-3:-1], False
+        ctx.save_for_backward(dh, dw)
+        ctx.need, ctx.spent, ctx.scale = need, False, _grad_scale(compute, z_loss)
         return total
 
     @staticmethod
@@ -285,6 +304,7 @@ class _Loss(torch.autograd.Function):
         if ctx.spent: raise UserError('The gradients of this loss were given away by its first backward pass: call linear_cross_entropy again.')
         tracing = torch.compiler.is_compiling()
         if not tracing: ctx.spent = True
+        if ctx.scale != 1: g = g/ctx.scale
         grads = [None if not need else d*g if tracing else d.mul_(g) for d, need in zip(ctx.saved_tensors, ctx.need)]
         return *grads, *[None]*9
 
@@ -357,6 +377,8 @@ def linear_cross_entropy(
     if check: _check_labels(labels.long(), len(weight), ignore_index)
     how = ignore_index, float(z_loss), float(label_smoothing), max_bytes
     with full_precision(h):
+        if compute == torch.float16 and backend in ('torch_native', 'liger') and torch.is_grad_enabled() and (h.requires_grad or weight.requires_grad):
+            raise UserError(f"backend={backend!r} rounds the logits' gradient to fp16 before the loss scale reaches it, and loses that of rare words: use 'auto'.")
         if backend in OTHERS: total = OTHERS[backend](h.to(compute), weight.to(compute), y.long(), *how).to(compute_dtype(h))
         else:
             triton = pick_backend(backend, h) == 'triton'
@@ -372,5 +394,5 @@ def launches()->list: # (name, function without arguments)
     def one(dtype, smoothing=0., words=32128):
         x, y = torch.zeros(4, words), torch.zeros(4, dtype=torch.int64)
         return lambda: _launch(x, y, -100, 0., smoothing, dtype)
-    kinds = {'gradient bfloat16': (torch.bfloat16,), 'gradient float32': (torch.float32,), 'loss alone': (None,), 'smoothing, bfloat16': (torch.bfloat16, .1)}
+    kinds = {'gradient bfloat16': (torch.bfloat16,), 'gradient float16': (torch.float16,), 'gradient float32': (torch.float32,), 'loss alone': (None,), 'smoothing, bfloat16': (torch.bfloat16, .1)}
     return [(f'cross_entropy {name}', one(*how)) for name, how in kinds.items()]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 import numpy as np
 import torch
-from ..core import UserError, acts_as, fmt_bytes, optional
+from ..core import UserError, acts_as, fmt_bytes, optional, pip_install
 
 # %% ../../nbs/14_triton.ipynb #8b6517cf
 class _Absent:
@@ -66,7 +66,7 @@ def pick_backend(
     if backend == 'auto': return 'triton' if gpu and not wide and (x.is_meta or triton is not None) else 'torch'
     if backend == 'torch': return backend
     if wide: raise UserError("The Triton kernels compute in fp32 and refuse float64: use backend='torch' for it.")
-    if triton is None and not x.is_meta: raise UserError("backend='triton' needs Triton: run `pip install triton`, or use backend='torch'.")
+    if triton is None and not x.is_meta: raise UserError(f"backend='triton' needs Triton: run `{pip_install('triton')}`, or use backend='torch'.")
     if not (gpu or interpreted() or x.is_meta):
         raise UserError("backend='triton' runs on the CPU only when interpreted: set TRITON_INTERPRET=1 before Python starts, "
                         "or use backend='torch'.")
@@ -305,7 +305,7 @@ def compile_report(
     capabilities=(80, 86, 89, 90), # compute capabilities
 )->Report: # of `Compiled`; what failed has a `problem`
     "Compile, in a process of its own, each kernel that the modules launch; Triton's cache is where TRITON_CACHE_DIR says"
-    if triton is None: raise UserError('Triton is needed to compile kernels: run `pip install triton`.')
+    if triton is None: raise UserError(f"Triton is needed to compile kernels: run `{pip_install('triton')}`.")
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)/'rows.json'
         code = 'import sys, json; from pathlib import Path; from elleci.kernels import proof\n' \

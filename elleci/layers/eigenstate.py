@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from ..core import UserError, compute_dtype, document_runs
 from ..config import ModelConfig
+from .mamba2 import check_cache
 from .norm import KeepsFp32, project
 
 # %% ../../nbs/23_eigenstate.ipynb #716d63e5
@@ -180,10 +181,8 @@ class _Recomputed(torch.autograd.Function):
 def _states(cache, u, log_rate, log_freq, chunk_size, seq_idx):
     "The states over u (B, T, K, 2); with a cache, from its state to its state"
     if cache is None: return eigenstate_scan(u, log_rate, log_freq, None, seq_idx, chunk_size)
-    if seq_idx is not None: raise UserError('A cache holds one document per row: give either seq_idx or a cache, not both.')
+    check_cache(cache, u, seq_idx)
     state = cache['state']
-    if len(state) != len(u):
-        raise UserError(f'The cache was made for {len(state)} rows and {len(u)} were given: make one with batch={len(u)}.')
     if u.shape[1] == 1: h = eigenstate_step(state, u[:, 0], log_rate, log_freq)[:, None]
     else: h = eigenstate_scan(u, log_rate, log_freq, state, None, chunk_size)
     cache['state'] = h[:, -1].detach().to(state.dtype, copy=True)

@@ -8,9 +8,10 @@ __all__ = ['MLA']
 # %% ../../nbs/31_mla.ipynb #9a411bea
 import torch
 from torch import Tensor, nn
-from ..core import UserError, compute_dtype
+from ..core import compute_dtype
 from ..config import ModelConfig
 from .attention import attention, document_positions, rope
+from .mamba2 import check_cache
 from .norm import RMSNorm, project
 
 # %% ../../nbs/31_mla.ipynb #e5052ae1
@@ -45,11 +46,9 @@ def _extend(
     latent:Tensor, # (B, T, r) of the new tokens
     k_rope:Tensor, # (B, T, rope) of the new tokens
 )->list: # latent (B, S, r) and k_rope (B, S, rope) of all tokens so far, in the dtype of the new ones
-    "Append to the cache; `UserError` where it has no room"
-    (rows, room), (B, T) = cache['latent'].shape[:2], latent.shape[:2]
-    start, end = cache['length'], cache['length'] + T
-    if end > room: raise UserError(f'The cache holds {start} of {room} tokens and was given {T} more: make it with max_len of {end} or more.')
-    if B != rows: raise UserError(f'The cache was made for {rows} rows and {B} were given: make one with batch={B}.')
+    "Append to the cache; `UserError` where it has no room, or other rows"
+    check_cache(cache, latent)
+    start, end = cache['length'], cache['length'] + latent.shape[1]
     for name, new in (('latent', latent), ('k_rope', k_rope)): cache[name][:, start:end] = new.detach()
     cache['length'] = end
     return [cache[name][:, :end].to(latent.dtype) for name in ('latent', 'k_rope')]
@@ -60,9 +59,8 @@ def _positions(
     seq_idx:Tensor|None, # (B, T)
     cache:dict|None,     # as from `MLA.new_cache`
 )->Tensor: # (B, T) int64
-    "Where each token stands in its document; `UserError` for documents together with a cache"
+    "Where each token stands in its document"
     if seq_idx is None: return torch.arange(x.shape[1], device=x.device).expand(x.shape[:2]) + (cache['length'] if cache else 0)
-    if cache is not None: raise UserError('A cache holds one document per row: give either seq_idx or a cache, not both.')
     return document_positions(seq_idx)
 
 # %% ../../nbs/31_mla.ipynb #66d23a76
@@ -119,6 +117,7 @@ class MLA(nn.Module):
         norm:nn.Module|None=None, # an `RMSNorm` in front, see `project`
     )->Tensor: # (B, T, D)
         c, past = self.cfg, cache['length'] if cache else 0
+        if cache is not None: check_cache(cache, x, seq_idx)
         positions = _positions(x, seq_idx, cache)
         q, latent = project(x, norm, self.q_proj, self.kv_down)
         q_nope, q_rope = q.unflatten(-1, (c.n_attn_heads, -1)).split([c.qk_nope_head_dim, c.qk_rope_head_dim], -1)
