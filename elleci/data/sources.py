@@ -6,8 +6,9 @@
 __all__ = ['LONGEST', 'LONGEST_LINE', 'HELD_OUT', 'Document', 'Spec', 'parse_spec', 'corpus_folder', 'steady', 'documents',
            'is_held', 'held_out', 'learn_tokenizer', 'encode_documents', 'data_settings']
 
-# %% ../../nbs/71_data.ipynb #dae25f48
+# %% ../../nbs/71_data.ipynb #a2ac640a
 import ast, atexit, codecs, contextlib, gc, json, os, sysconfig, time, warnings, weakref, zlib
+from collections import deque
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -54,6 +55,7 @@ class Spec(NamedTuple):
     split:str='train'     # hub: which split
     stream:bool=False     # hub: read while training, instead of downloading first
     data_files:str|None=None # hub: a pattern of files, e.g. for hub:parquet
+    window:int=500        # hub, where it streams: documents that are packed and shuffled together
 
 # %% ../../nbs/71_data.ipynb #2c334f5f
 def _kind(where):
@@ -72,6 +74,18 @@ _OPTIONS = dict(embedded=('end',), shards=('end',), path=('field', 'end'), hub=S
 _VALUES = dict(end=('reopen', 'drop'), stream=('true', 'false'))
 
 # %% ../../nbs/71_data.ipynb #f5ad19a4
+LARGEST_WINDOW = 10**6 # documents
+
+# %% ../../nbs/71_data.ipynb #c41c564c
+def _window(spec, options):
+    "The option `window` as a number; raises `UserError` for one that is none, or that nothing would heed"
+    text = options['window']
+    if options.get('stream') != 'true': raise UserError(f'{spec}: only a stream is shuffled in windows: add stream=true, or leave window out.')
+    if not (text.isascii() and text.isdigit() and len(text) < 9 and 0 < int(text) <= LARGEST_WINDOW):
+        raise UserError(f'{spec}: window is {text!r}: give a whole number of documents, from 1 to {LARGEST_WINDOW:,}.')
+    return int(text)
+
+# %% ../../nbs/71_data.ipynb #f86f187d
 def parse_spec(
     spec:str, # embedded:PART, hub:NAME, or a path; options after a ?, joined by &, written as in a web address
 )->Spec:
@@ -91,6 +105,7 @@ def parse_spec(
         if k in dict(options[:i]): raise UserError(f'{spec}: {k} is given twice: give it once.')
         if v not in _VALUES.get(k, (v or None,)): raise UserError(f'{spec}: {k} is {v!r}: use {" or ".join(_VALUES.get(k, ("a value",)))}.')
     options = dict(options)
+    if 'window' in options: options['window'] = _window(spec, options)
     return Spec(kind, where, **options | ({'stream': options['stream'] == 'true'} if 'stream' in options else {}))
 
 # %% ../../nbs/71_data.ipynb #83e5fdf2
@@ -310,12 +325,41 @@ def _load(name, s):
                         'embedded:english.') from e
 
 # %% ../../nbs/71_data.ipynb #d390ed87
+PARTS = 8 # of a stream's files, that are read side by side
+
+# %% ../../nbs/71_data.ipynb #d1940c11
+def _turns(heads, rows):
+    "One row of each iterator in turn; `heads` have been taken already, None of one that has ended"
+    live = deque(pair for pair in zip(heads, rows) if pair[0] is not None)
+    while live:
+        head, left = live.popleft()
+        yield head
+        if (head := next(left, None)) is not None: live.append((head, left))
+
+# %% ../../nbs/71_data.ipynb #2a35c5ea
+def _in_turn(
+    parts:list, # datasets, each with `skip`
+    start:int,  # rows to pass over
+): # an iterator of rows
+    "One row of each part in turn, from row number `start` on"
+    rounds, rest = divmod(start, len(parts))
+    rows = [iter(p.skip(rounds) if rounds else p) for p in parts]
+    heads = [next(r, None) for r in rows]
+    if None not in heads: yield from islice(_turns(heads, rows), rest, None)
+    elif rounds == 0: yield from islice(_turns(heads, rows), start, None)
+    else: # one ended before, and nobody knows where
+        del rows, heads
+        yield from islice(_in_turn(parts, 0), start, None)
+
+# %% ../../nbs/71_data.ipynb #823066ac
 def _hub(name, s):
     "`open` of a hub: spec, for `steady`"
     data = _load(name, s)
     def rows(start):
         past = hasattr(data, '__len__') and start >= len(data)               # a dataset will not skip all it has; a stream has no length
-        left = () if past else data.skip(start) if start else data
+        parts = min(PARTS, getattr(data, 'num_shards', 1)) if s.stream else 1
+        if parts > 1: left = _in_turn([data.shard(parts, i) for i in range(parts)], start)
+        else: left = () if past else data.skip(start) if start else data
         try:
             for i, row in enumerate(left, start): yield _record(row, name, f'row {i}', s.field)
         finally: del left; gc.collect()                                      # joins Arrow's threads
@@ -379,13 +423,13 @@ def held_out(
     if n == 1: yield _cut(kept)[val]
     elif kept and val == (not held): yield kept
 
-# %% ../../nbs/71_data.ipynb #ebdfb794
+# %% ../../nbs/71_data.ipynb #d54bc2a9
 def _beginning(path, name, source, field, most):
     "The documents of a file; of a text file only some `most` characters are read"
     if _READERS[path.suffix] is not _text: return _READERS[path.suffix](path, source, name, field, 0)
     with open_regular(path) as f: return [Document(source, name, _decoded(path, f.read(most), False))]
 
-# %% ../../nbs/71_data.ipynb #bf37d688
+# %% ../../nbs/71_data.ipynb #11da5144
 def _but_last(documents):
     "All but the last: where none is held out by its name, the last one is"
     kept = None
@@ -393,7 +437,7 @@ def _but_last(documents):
         if kept: yield kept
         kept = d
 
-# %% ../../nbs/71_data.ipynb #9ed37559
+# %% ../../nbs/71_data.ipynb #2eb34c9f
 def _contents(
     documents,  # iterable of `Document`
     enough:int, # characters
@@ -405,7 +449,7 @@ def _contents(
             enough -= len(text)
             if enough <= 0: return
 
-# %% ../../nbs/71_data.ipynb #8ce77d95
+# %% ../../nbs/71_data.ipynb #0349c984
 def _sampled(
     path:Path,  # a folder
     name:str,   # of the source
@@ -425,7 +469,7 @@ def _sampled(
             enough -= len(text)
         if enough <= 0: return
 
-# %% ../../nbs/71_data.ipynb #ddae7aee
+# %% ../../nbs/71_data.ipynb #37777497
 def _to_learn_from(name, spec, enough):
     "Texts of a source for its tokenizer: all of its training side if that is not too much, a sample of a large folder"
     s = parse_spec(spec)
@@ -436,7 +480,7 @@ def _to_learn_from(name, spec, enough):
             if size > enough: return (yield from _sampled(path, name, s.field, enough))
     yield from _contents(held_out(documents(name, s), val=False), enough)
 
-# %% ../../nbs/71_data.ipynb #5e41163c
+# %% ../../nbs/71_data.ipynb #e9731df9
 @checked
 def learn_tokenizer(
     data:tuple,       # ((name, spec), …)
