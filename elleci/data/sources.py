@@ -42,7 +42,8 @@ def _record(
         try: return Document(source, name, chatml(found), tuple(found))
         except UserError as e: raise UserError(f'{name} of {source}: {e}') from None
     has = ', '.join(row)[:200] or 'nothing'
-    raise UserError(f'{name} of {source} has neither "messages" nor text under "{field}" (it has {has}): name its field, as in ?field=content.')
+    raise UserError(f'{name} of {source} has neither "messages" nor text under "{field}" (it has {has}): '
+                    'name its field, as in ?field=content.')
 
 # %% ../../nbs/71_data.ipynb #a0091263
 class Spec(NamedTuple):
@@ -157,7 +158,8 @@ def _lines(
         left, i = os.fstat(f.fileno()).st_size, 0
         while left > 0 and (line := f.readline(LONGEST_LINE + 1)):
             left, i = left - len(line), i + 1
-            if len(line) > LONGEST_LINE: raise UserError(f'{path}, line {i}, has more than {fmt_bytes(LONGEST_LINE)}: give one document to a line.')
+            if len(line) > LONGEST_LINE:
+                raise UserError(f'{path}, line {i}, has more than {fmt_bytes(LONGEST_LINE)}: give one document to a line.')
             yield i, line
 
 # %% ../../nbs/71_data.ipynb #3102720b
@@ -221,11 +223,12 @@ def _decoded(
 
 # %% ../../nbs/71_data.ipynb #03ac8b5b
 def _text(path, source, name, field, skip):
-    "A text file as one document, none where it has no byte; one that is skipped is not read; returns how many it has"
+    "A text file as one document, none where it is empty; one that is skipped is not read; returns how many it has"
     with open_regular(path) as f:
         size = os.fstat(f.fileno()).st_size
         if not size or skip: return min(1, size)
-        if size > LONGEST: raise UserError(f'{path} is one document of {fmt_bytes(size)}: split it into files of at most {fmt_bytes(LONGEST)}.')
+        if size > LONGEST:
+            raise UserError(f'{path} is one document of {fmt_bytes(size)}: split it into files of at most {fmt_bytes(LONGEST)}.')
         text = _decoded(path, f.read(size), True)
     yield Document(source, name, text)
     return 1
@@ -471,7 +474,7 @@ def _sampled(
 
 # %% ../../nbs/71_data.ipynb #37777497
 def _to_learn_from(name, spec, enough):
-    "Texts of a source for its tokenizer: all of its training side if that is not too much, a sample of a large folder"
+    "Texts of a source for its tokenizer: all of its training side, or a sample of a folder that is too large"
     s = parse_spec(spec)
     path = Path(s.where)
     with _reading(path):
