@@ -7,10 +7,13 @@ __all__ = ['KiB', 'MiB', 'GiB', 'META_ACTS_AS', 'Count', 'Natural', 'Workers', '
            'UserError', 'optional', 'pip_install', 'require', 'pick_device', 'compute_dtype', 'autocast_device',
            'linear_dtype', 'full_precision', 'acts_as', 'seed_everything', 'assert_close', 'document_runs', 'aux_loss',
            'collect_aux', 'memory_in_use', 'memory_free', 'sync_folder', 'make_folder', 'replace_file', 'atomic_write',
-           'Range', 'number_of', 'checked', 'read_number', 'plain_warnings', 'run_command', 'figure', 'light']
+           'Range', 'number_of', 'checked', 'read_number', 'flags', 'read_arguments', 'OutputError', 'Output',
+           'Background', 'take_standard_files', 'safe_output', 'about_memory', 'plain_warnings', 'run_command',
+           'figure', 'light']
 
-# %% ../nbs/00_core.ipynb #c486705e
-import contextlib, contextvars, functools, importlib, inspect, io, os, random, re, shlex, sys, typing, warnings
+# %% ../nbs/00_core.ipynb #e869ebc2
+import contextlib, contextvars, errno, functools, importlib, inspect, io, os, queue, random, re, select, shlex, signal
+import sys, threading, typing, warnings
 from pathlib import Path
 import numpy as np
 import torch
@@ -320,24 +323,252 @@ def read_number(
     if kind not in (int, float): return kind(text)
     try: value = kind(text)
     except ValueError:
-        raise UserError(f"{name} is {text[:40]!r}: give {'a whole number' if kind is int else 'a number'}.") from None
+        whole = 'a whole number' if kind is int else 'a number'
+        span = f' from {bounds.low:,} to {bounds.high:,}' if bounds else ''
+        raise UserError(f"{name} is {text[:40]!r}: give {whole}{span}.") from None
     if bounds: bounds.check(name, value)
     return value
 
 # %% ../nbs/00_core.ipynb #e94ba539
+def flags(
+    f, # function with annotated parameters
+)->dict: # name: `inspect.Parameter`, of those that can be typed: text, numbers, switches
+    "The parameters of a function that are flags of its command"
+    known = inspect.signature(f).parameters
+    return {name: p for name, p in known.items() if number_of(p.annotation)[0] in (str, int, float, bool)}
+
+# %% ../nbs/00_core.ipynb #09c1ba6a
 def _option(
     parser, # argparse.ArgumentParser
     p,      # inspect.Parameter
-    help:str, # one line
+    help:str|None, # one line
 ):
     "Add one function parameter to `parser` as a --flag"
-    flag, kind = '--' + p.name.replace('_', '-'), p.annotation
+    flag, (kind, bounds) = '--' + p.name.replace('_', '-'), number_of(p.annotation)
     if kind is bool: return parser.add_argument(flag, action='store_true', help=help)
+    if bounds: help = f'{help or ""} ({bounds.low:,} to {bounds.high:,})'.strip()
     needed = p.default is inspect.Parameter.empty
     default = None if needed else p.default
-    parser.add_argument(flag, required=needed, default=default, help=help, metavar=number_of(kind)[0].__name__)
+    parser.add_argument(flag, required=needed, default=default, help=help, metavar=kind.__name__)
 
-# %% ../nbs/00_core.ipynb #09c1ba6a
+# %% ../nbs/00_core.ipynb #4c7875b4
+def read_arguments(
+    f,         # function with annotated parameters, see `flags`
+    argv=None, # list of arguments; None takes the shell's
+)->dict: # name: value
+    "Read a command line as the arguments of `f`; `UserError` for what is no flag, no such value, or no text"
+    import argparse
+    help = dict(re.findall(r'^\s+(\w+):.*?# (.*)$', inspect.getsource(f), re.M))
+    class Parser(argparse.ArgumentParser):
+        def error(self, message): raise UserError(f'{message}; see {self.prog} --help.')
+    parser, known = Parser(prog=f.__name__, description=f.__doc__), flags(f)
+    for p in known.values(): _option(parser, p, help.get(p.name))
+    args = vars(parser.parse_args(argv))
+    for name, v in args.items():
+        flag = '--' + name.replace('_', '-')
+        if v == []: raise UserError(f"{flag} is '--': give a value.")      # what argparse makes of it
+        if not isinstance(v, str): continue
+        if v.encode('utf-8', 'ignore').decode() != v: raise UserError(f'{flag} is not UTF-8 text: give ordinary characters.')
+        args[name] = read_number(flag, known[name].annotation, v)
+    return args
+
+# %% ../nbs/00_core.ipynb #10a6a756
+class OutputError(OSError):
+    "Standard output did not take what a command printed"
+
+# %% ../nbs/00_core.ipynb #d767c855
+def _write_all(
+    file:int,   # descriptor
+    data:bytes, # all of which is written, however long that takes
+):
+    "Write to a descriptor, which somebody may have set to be non-blocking"
+    while data:
+        try: data = data[os.write(file, data):]
+        except BlockingIOError: select.select([], [file], [])
+
+# %% ../nbs/00_core.ipynb #f2239a49
+def _strictly(
+    file:int|None, # descriptor; None where it is closed
+    data:bytes,
+):
+    "Write now; raises `OutputError`"
+    try:
+        if file is None: raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        _write_all(file, data)
+    except OSError as e: raise OutputError(e.errno, e.strerror) from None
+
+
+def _if_possible(
+    file:int|None, # descriptor; None where it is closed
+    data:bytes,
+):
+    "Write now, or not at all"
+    with contextlib.suppress(OSError):
+        if file is not None: _write_all(file, data)
+
+# %% ../nbs/00_core.ipynb #aa245b58
+class Output(io.TextIOBase):
+    "A text stream in the place of a standard one: it passes on whole lines, encoded, and never raises for a character"
+    def __init__(self,
+        stream, # the standard stream, whose encoding and terminal it has; None where that was closed
+        send,   # called with bytes: lines, or what was flushed
+    ): self.stream, self.send, self.text, self.lock = stream, send, '', threading.RLock()
+
+    @property
+    def encoding(self): return getattr(self.stream, 'encoding', None) or 'utf-8'
+    @property
+    def errors(self): return 'backslashreplace' if getattr(self.stream, 'errors', '') == 'backslashreplace' else 'replace'
+
+    def write(self, text):
+        with self.lock: self.text += text
+        if '\n' in text: self.flush()
+        return len(text)
+
+    def flush(self):
+        with self.lock: text, self.text = self.text, ''
+        if text: self.send(text.encode(self.encoding, self.errors))
+
+    def writable(self): return True
+    def isatty(self): return self.stream is not None and self.stream.isatty()
+    def fileno(self):
+        if self.stream is None: raise io.UnsupportedOperation('This stream was closed.')
+        return self.stream.fileno()
+
+# %% ../nbs/00_core.ipynb #036b21e4
+class Background:
+    "Writes to a file from a thread, so that a reader who is slow or gone delays nobody; what the file does not take is lost"
+    LINES, REFRESHES = 1000, 10 # that may wait; a progress bar's new state is worth less than a line
+
+    def __init__(self,
+        file:int, # descriptor
+    ):
+        self.file, self.queue, self.lost = os.dup(file), queue.SimpleQueue(), 0
+        self.thread = threading.Thread(target=self._write, name='output', daemon=True)
+        self.thread.start()
+
+    def __call__(self,
+        data:bytes,
+    ):
+        "Hand over a line, or a progress bar that ends on no line feed; returns at once"
+        line = data.endswith(b'\n')
+        if self.queue.qsize() < (self.LINES if line else self.REFRESHES): self.queue.put(data)
+        else: self.lost += line
+
+    def _write(self):
+        while (data := self.queue.get()) is not None:
+            _if_possible(self.file, data)
+            if self.lost and self.queue.empty(): self._admit()
+        if self.lost: self._admit()
+        os.close(self.file)
+
+    def _admit(self):
+        lost, self.lost = self.lost, 0
+        _if_possible(self.file, f'[{lost:,} lines are missing here: nobody read them in time]\n'.encode())
+
+    def close(self,
+        patience:float=5., # seconds
+    ):
+        "Wait until all is written, but not for longer than `patience`"
+        self.queue.put(None)
+        self.thread.join(patience)
+
+# %% ../nbs/00_core.ipynb #829acf69
+def take_standard_files():
+    "Open `/dev/null` in the place of standard input, output and error where they are closed, lest a file gets that number"
+    for number in range(3):
+        try: os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDONLY if number else os.O_WRONLY)
+            os.dup2(opened, number, inheritable=True)
+            if opened != number: os.close(opened)
+
+# %% ../nbs/00_core.ipynb #bb2d8b92
+def _number(stream): # of its file; None where that is closed
+    try: return stream.fileno()
+    except (AttributeError, OSError, ValueError): return None
+
+
+
+
+# %% ../nbs/00_core.ipynb #6c43f639
+@contextlib.contextmanager
+def safe_output(
+    droppable:bool=False, # True: output that fails or waits is dropped; False: on standard output it raises `OutputError`
+):
+    "Within it, what goes to this process's own standard output and error neither raises for a character nor ends it"
+    own = {n: getattr(sys, n) for n in ('stdout', 'stderr') if getattr(sys, n) is getattr(sys, f'__{n}__')}
+    if os.name != 'posix': own = {}
+    files, threads, outputs = {n: _number(s) for n, s in own.items()}, [], {}
+    for name, stream in own.items():
+        with contextlib.suppress(AttributeError, OSError, ValueError): stream.flush()
+        send = functools.partial(_strictly if name == 'stdout' else _if_possible, files[name])
+        if droppable and files[name] is not None:
+            if not (threads and os.path.sameopenfile(threads[-1].file, files[name])): threads.append(Background(files[name]))
+            send = threads[-1]
+        elif droppable: send = functools.partial(_if_possible, None)
+        outputs[name] = Output(stream, send)
+    for name, output in outputs.items(): setattr(sys, name, output)
+    try: yield
+    finally:
+        for name, output in outputs.items():
+            setattr(sys, name, own[name])
+            if droppable: output.flush()
+        for thread in threads: thread.close()
+        for name, output in outputs.items(): output.send = functools.partial(_if_possible, files[name])  # who kept it
+
+# %% ../nbs/00_core.ipynb #f1b06570
+def about_memory(
+    e:BaseException,
+)->bool:
+    "Whether an error says that memory ran out, of the machine or of a card"
+    said = ('out of memory', "can't allocate memory", 'ALLOC_FAILED')
+    return isinstance(e, (torch.OutOfMemoryError, MemoryError)) or any(s in str(e) for s in said)
+
+# %% ../nbs/00_core.ipynb #c3c77b37
+_REMEDIES = {errno.ENOSPC: 'make room on the disk', errno.ENOMEM: 'close other programs, or ask for less at a time',
+             errno.EMFILE: 'allow more open files with `ulimit -n`', errno.EACCES: 'check its permissions',
+             errno.EROFS: 'choose a place that can be written to', errno.ELOOP: 'mend the link, which leads back to itself'}
+
+
+def _sentence(e):
+    "What to tell a user of an error that a command may end in; None for any other"
+    if isinstance(e, UserError): return str(e)
+    if isinstance(e, OutputError): return f'standard output takes no more ({e.strerror}): make room there, or send it elsewhere.'
+    if about_memory(e): return 'memory ran out: close other programs, or ask for less at a time.'
+    if not isinstance(e, OSError): return None
+    return f"{e}: {_REMEDIES.get(e.errno, 'check the path, its permissions and the room on the disk')}."
+
+# %% ../nbs/00_core.ipynb #3c9c974e
+def _outcome(
+    f,    # as for `run_command`
+    argv, # as for `run_command`
+)->int: # exit code
+    "Call `f`, and say in one line why it did not come to its end"
+    told = functools.partial(print, f'{f.__name__}:', file=sys.stderr)
+    try:
+        with plain_warnings(f.__name__): f(**read_arguments(f, argv))
+        if sys.stdout is not None: sys.stdout.flush()
+    except KeyboardInterrupt as e:
+        if argv is None: _ignore(signal.SIGINT)
+        told(str(e) or 'interrupted')
+        return 130*(not e.args)
+    except OutputError as e:
+        if e.errno == errno.EPIPE: return 128 + 13          # what a shell reports of a tool that was ended by the same
+        told(_sentence(e))
+        return 2
+    except Exception as e:
+        if (sentence := _sentence(e)) is None: raise
+        told(sentence)
+        return 2
+    return 0
+
+
+def _ignore(*signals):
+    "Let signals pass without effect; in the main thread, which alone may say so"
+    if threading.current_thread() is not threading.main_thread(): return
+    for s in signals: signal.signal(s, signal.SIG_IGN)
+
+# %% ../nbs/00_core.ipynb #8c79cb55
 @contextlib.contextmanager
 def plain_warnings(
     name:str, # of the command
@@ -350,31 +581,20 @@ def plain_warnings(
     try: yield
     finally: warnings.formatwarning = before
 
-# %% ../nbs/00_core.ipynb #f464bc77
+# %% ../nbs/00_core.ipynb #3858f608
 def run_command(
-    f,         # function with annotated parameters (str, int, float, bool, or `T|None`)
-    argv=None, # list of arguments; None takes the shell's
-)->int: # exit code: 0, also for what was stopped in good order and says so, 2 for a `UserError` or what the system refuses, 130 for Ctrl-C
+    f,         # function with annotated parameters (str, int, float, bool, or `T|None`); others are not flags
+    argv=None, # list of arguments; None takes the shell's, and the process is the command's own
+    droppable:bool=False, # True: `f` is not run for what it prints, see `safe_output`
+)->int: # exit code: 0, also for what was stopped in good order and says so, 2 for a `UserError` or what the system refuses, 130 for Ctrl-C, 141 for a reader that has gone
     "Call `f` from a command line; a `UserError`, or a disk that is full, becomes one sentence on stderr"
-    import argparse
-    help = dict(re.findall(r'^\s+(\w+):.*?# (.*)$', inspect.getsource(f), re.M))
-    class Parser(argparse.ArgumentParser):
-        def error(self, message): raise UserError(f'{message}; see {self.prog} --help.')
-    parser = Parser(prog=f.__name__, description=f.__doc__)
-    for p in inspect.signature(f).parameters.values(): _option(parser, p, help.get(p.name))
-    try:
-        args = vars(parser.parse_args(argv))
-        for name, v in args.items():
-            flag = '--' + name.replace('_', '-')
-            if v == []: raise UserError(f"{flag} is '--': give a value.")      # what argparse makes of it
-            if not isinstance(v, str): continue
-            if v.encode('utf-8', 'ignore').decode() != v: raise UserError(f'{flag} is not UTF-8 text: give ordinary characters.')
-            args[name] = read_number(flag, inspect.signature(f).parameters[name].annotation, v)
-        with plain_warnings(f.__name__): f(**args)
-    except UserError as e: print(f'{f.__name__}: {e}', file=sys.stderr); return 2
-    except OSError as e: print(f'{f.__name__}: {e}: check the path, its permissions and the room on the disk.', file=sys.stderr); return 2
-    except KeyboardInterrupt as e: print(f"{f.__name__}: {str(e) or 'interrupted'}", file=sys.stderr); return 130*(not e.args)
-    return 0
+    if argv is not None: return _outcome(f, argv)
+    if os.name == 'posix': take_standard_files()
+    if droppable and hasattr(signal, 'SIGTTOU'): _ignore(signal.SIGTTOU)   # in the background, `stty tostop` would halt it
+    with safe_output(droppable):
+        code = _outcome(f, argv)
+        _ignore(signal.SIGINT)
+    return code
 
 # %% ../nbs/00_core.ipynb #9ac03130
 def figure(

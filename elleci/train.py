@@ -6,27 +6,30 @@
 __all__ = ['PATIENCE', 'AVERAGES', 'PROMPTS', 'validate', 'stop_on_signal', 'Controls', 'GoBack', 'Careful', 'keep_batch', 'fit',
            'make_average', 'find_lr', 'announce', 'measured_steps', 'compared', 'elleci_train', 'train_command']
 
-# %% ../nbs/76_train.ipynb #b7142776
-import contextlib, dataclasses, functools, gc, json, shutil, signal, threading, time
+# %% ../nbs/76_train.ipynb #2058c458
+import contextlib, dataclasses, functools, gc, json, os, signal, stat, threading, time
 from pathlib import Path
+from typing import Annotated
 import torch
-from .core import UserError, atomic_write, fmt_bytes, fmt_count, memory_free, memory_in_use, pick_device, require, run_command, seed_everything
-from .memory.host import HostMemory, return_freed
+from .core import Range, Seed, Share, UserError, about_memory, atomic_write, fmt_bytes, fmt_count, memory_free, memory_in_use
+from .core import pick_device, read_number, require, run_command, safe_output, seed_everything
+from .memory.host import HostMemory, our_process, return_freed
 from .memory.ledger import parameter_counts
 from .memory.measure import StepMemory, explain_oom, release
-from .config import EMBEDDED, Config, config_to_json, preset as preset_config, read_config
+from .config import EMBEDDED, Config, TrainConfig, config_to_json, preset as preset_config, read_config
 from .model import IGNORE
 from .optim import make_optimizer
 from .engine import make_engine, make_model, owned
 from .schedules import LazyAverage, lerac, lr_factor, plateau_factor, range_test, suggest_lr
-from .account import Account, account, alternatives, measured_peak, process_line, settings
+from .account import Account, account, alternatives, measurable, measured_peak, process_line, settings
 from .guards import Guards
-from .telemetry import Log, Meter, TernaryHealth, asked, claim, measured_memory, trackers, write_memory
+from .telemetry import FOLDERS, Log, Meter, TernaryHealth, asked, claim, measured_memory, read_metrics, trackers, write_memory
 from .data.tokenizer import load_tokenizer, save_tokenizer
 from .data.shards import fingerprint
 from .data.sources import data_settings, learn_tokenizer, parse_spec
 from .data.mixing import Mixture, check_same_data, loader, open_data
-from .checkpoint import MODEL, Checkpoint, Saver, all_finite, checkpoints, fits_model, load_checkpoint, newest, save_weights, tensor_text
+from .checkpoint import MODEL, Checkpoint, Saver, all_finite, checkpoints, fits_model, is_run, load_checkpoint, newest, save_weights
+from .checkpoint import tensor_text
 from .generate import generate, load_run
 
 # %% ../nbs/76_train.ipynb #636dc5e4
@@ -58,6 +61,7 @@ def stop_on_signal():
         asked.append(number)
     main = threading.current_thread() is threading.main_thread()
     known = [getattr(signal, name) for name in ('SIGINT', 'SIGTERM', 'SIGHUP') if hasattr(signal, name)]     # the last: its terminal was closed
+    known = [s for s in known if signal.getsignal(s) != signal.SIG_IGN]                                       # which `nohup` ignores
     old = {s: signal.signal(s, ask) for s in known} if main else {}
     try: yield lambda: bool(asked)
     finally:
@@ -70,10 +74,12 @@ class Controls:
         run:str|Path,  # the run's folder
         stopped,       # as `stop_on_signal` gives it
         log,           # called with the fields of an event
-    ): self.run, self.stopped, self.log, self.paused = run, stopped, log, False
+        held=lambda: None, # as `claim` gives it: raises where the folder is no longer the run's
+    ): self.run, self.stopped, self.log, self.held, self.paused = run, stopped, log, held, False
 
     def __call__(self, i)->set: # of 'pause', 'save', 'stop'
         if self.paused: time.sleep(.1)                                      # it will be asked again
+        self.held()
         word = 'stop' if self.stopped() else asked(self.run)
         if word in ('pause', 'go') and self.paused != (word == 'pause'):
             self.paused = not self.paused; self.log(step=i, guard='control', news='paused, as asked' if self.paused else 'goes on, as asked')
@@ -93,9 +99,6 @@ class GoBack(Exception):
     ): super().__init__(why); self.passed, self.pieces, self.last = set(passed), pieces, last
 
 # %% ../nbs/76_train.ipynb #780a3eee
-def _about_memory(e): return isinstance(e, (torch.OutOfMemoryError, MemoryError)) or any(said in str(e) for said in ('out of memory', "can't allocate memory", 'ALLOC_FAILED'))
-
-# %% ../nbs/76_train.ipynb #5bdea899
 class Careful:
     "Makes the steps of a run, and knows what to do when one fails; raises `GoBack` where the weights are lost"
     def __init__(self,
@@ -135,7 +138,7 @@ class Careful:
             parts = [p for m in micro for p in zip(*(t.tensor_split(min(self.pieces, len(t))) for t in m))]
             try: return self.engine.step([[t.to(self.engine.device, non_blocking=True) for t in m] for m in parts])
             except (RuntimeError, MemoryError) as e:
-                if not (self.train.shrink and _about_memory(e)) or self.pieces >= len(micro[0][0]) or self.engine.done > done: raise
+                if not (self.train.shrink and about_memory(e)) or self.pieces >= len(micro[0][0]) or self.engine.done > done: raise
                 release(e)
             self.pieces *= 2
             self.log(step=i, guard='memory', news=f'Memory ran out: each micro-batch is taken in {self.pieces} pieces from now on.')
@@ -248,21 +251,39 @@ def find_lr(
     try: return suggest_lr(seen)
     except UserError as e: raise UserError(f'{e} Or give --lr a number.') from None
 
+# %% ../nbs/76_train.ipynb #9be2417c
+def slow_on_cpu(
+    t:TrainConfig,
+    device:torch.device,
+)->str: # a line, or nothing
+    "What was chosen that is there for GPUs, if `device` is a CPU"
+    chosen = [f'--precision {t.precision}']*(t.precision != 'fp32') + ['--int8-backward']*t.int8_backward
+    if device.type != 'cpu' or not chosen: return ''
+    return f"{' and '.join(chosen)}: slower than --precision fp32 alone on a CPU; it shows what a GPU would compute."
+
 # %% ../nbs/76_train.ipynb #3ee59a6a
+def _least_parameters(model):
+    "How many parameters a model has, counted on two periods of its pattern: to build ten thousand layers takes minutes"
+    period = len(model.pattern)
+    count = lambda n: sum(parameter_counts(dataclasses.replace(model, n_layers=n)).values())
+    if model.n_layers <= 2*period: return count(model.n_layers)
+    return count(period) + (model.n_layers//period - 1)*(count(2*period) - count(period))
+
+# %% ../nbs/76_train.ipynb #2990d74f
 def _refuse_too_large(
     config:Config,
     device:torch.device,
     free:int|None, # bytes to be had on the device; None where unknown
 ):
     "`UserError` where the weights alone have no room: the rehearsal of such a model would take minutes"
-    numbers, t = sum(parameter_counts(config.model).values()), config.train
+    numbers, t = _least_parameters(config.model), config.train
     where, room = ('RAM', memory_free(torch.device('cpu'))) if t.weights_on == 'host' else (device, free)
     weights = numbers*(2 if t.precision == 'bf16-weights' else 4)
     if room is not None and weights > room:
         raise UserError(f'{config.preset} has {fmt_count(numbers)} parameters: its weights alone take {fmt_bytes(weights)}, and {where} has '
                         f'{fmt_bytes(room)} free: take a smaller model or a larger device.')
 
-# %% ../nbs/76_train.ipynb #c4a37313
+# %% ../nbs/76_train.ipynb #f8c9e270
 def announce(
     config:Config,
     device:torch.device,
@@ -274,10 +295,13 @@ def announce(
     a, t = account(config.model, config.train, 'cuda' if device.type == 'cuda' else 'cpu', name=config.preset, limit=free), config.train
     table = parameter_counts(config.model)
     print(f"{config.preset}: {fmt_count(sum(table.values()))} parameters ({', '.join(f'{k} {fmt_count(v)}' for k, v in table.items())})")
-    if a.target == 'cpu': a = dataclasses.replace(a, process=memory_in_use(device))
+    if a.target == 'cpu':
+        if 'host' in (t.weights_on, t.states_on): return_freed()           # who streams has chosen memory over time
+        a = dataclasses.replace(a, process=memory_in_use(device))
     print(f"{device} will hold {fmt_bytes(a.total)}{' in tensors' if a.process else ''} at its peak: {', '.join(f'{k} {fmt_bytes(v)}' for k, v in a.categories.items() if v)}")
     if a.process: print(process_line(a))
     print(f'{t.steps:,} steps of {t.tokens_per_step:,} tokens ({t.accumulate} × {t.batch_size} × {t.seq_len}), {t.optimizer}, lr {t.lr:g}, {t.precision}')
+    if slow := slow_on_cpu(t, device): print(slow)
     if free is not None and not a.fits(free):
         raise UserError(f'{config.preset} needs {fmt_bytes(a.needed)}, and {device} has {fmt_bytes(free)} free: take a smaller preset or a larger device; '
                         f'`elleci_memory --preset {config.preset} --vram {free//2**20}MiB` says what would fit.')
@@ -316,38 +340,97 @@ def compared(
     with measured_steps(engine) as memory:
         for i in steps:
             yield i
-            if memory.steps == 2: break
+            if memory.steps == 2 or memory.given_up: break
         else: return
-    tell(i, memory.measurement())
+    if memory.steps == 2: tell(i, memory.measurement())
     yield from steps
 
-# %% ../nbs/76_train.ipynb #9ce3583a
+# %% ../nbs/76_train.ipynb #d96fb73b
 @contextlib.contextmanager
 def _explained(config, a, free):
     "An out-of-memory error becomes one screen that says what to change"
     try: yield
     except (RuntimeError, MemoryError) as e:
-        if not _about_memory(e): raise
+        if not about_memory(e): raise
         text = explain_oom(e, lambda: alternatives(config, free or a.needed - 1, a.target))
     else: return
     raise UserError(text + ('' if config.train.shrink else '\n\nOr add --resume --shrink, which goes on with smaller micro-batches and as many tokens a step.'))
+
+# %% ../nbs/76_train.ipynb #75b16df3
+LEFTOVERS = {'memory.json.new'}    # all that a run can have left which was killed before it had written anything
+
+
+def _refuse_foreign(run):
+    "Raise `UserError` for a folder that is not empty and holds no run"
+    found = [] if is_run(run) else sorted(set(os.listdir(run)) - LEFTOVERS)
+    if found:
+        raise UserError(f'{run} is not empty and holds no run (it has {found[0]}): give a new folder as --out.')
+
+# %% ../nbs/76_train.ipynb #9957acae
+FILES = ('config.json', 'memory.json', 'metrics.jsonl', 'tokenizer.json', 'control')
+
+
+def _links(folder):
+    "The links in a folder, at any depth; none of them is followed"
+    for where, folders, files in os.walk(folder):
+        yield from (p for name in folders + files if (p := Path(where)/name).is_symlink())
+
+
+def _check_layout(run):
+    "Raise `UserError` where something in the way of a run is a link, or a file instead of a folder, or the reverse"
+    for name in (*FOLDERS, *FILES):
+        path = run/name
+        if not os.path.lexists(path): continue
+        due, kind = (stat.S_ISDIR, 'a folder') if name in FOLDERS else (stat.S_ISREG, 'a regular file')
+        if path.is_symlink() or (link := next(_links(path), None)):
+            raise UserError(f'{path if path.is_symlink() else link} is a link, and a run must not reach out of its folder: '
+                            'put what it leads to in its place, or give another --out.')
+        if not due(path.stat().st_mode): raise UserError(f'{path} is not {kind}: move it away, or give another --out.')
 
 # %% ../nbs/76_train.ipynb #65cd3bf4
 FREE = ('steps', 'save_every', 'keep', 'milestones', 'shrink', 'workers', 'checkpointing', 'residuals', 'weights_on', 'states_on')   # what may change when a run goes on: the rest would make it another run
 
 # %% ../nbs/76_train.ipynb #da66e1e6
-def _begin(run, preset, changes, resume):
+def _new_config(run, preset, given, changes):
+    "The configuration of a run that is begun: a preset's, or the one that was given, with `changes`"
+    if found := checkpoints(run):
+        raise UserError(f'{run} already holds a model at step {int(found[0].name)}: add --resume to go on, or give another --out.')
+    if (run/MODEL).exists(): raise UserError(f'{run} already holds a model: give another --out.')
+    if given is None: return preset_config(preset or 'elleci-tiny', **changes)
+    return dataclasses.replace(given, train=dataclasses.replace(given.train, **changes))
+
+
+def _differences(given, own):
+    "Settings of two configurations that differ and may not: (name, given, own)"
+    if given is None: return
+    yield 'preset', given.preset, own.preset
+    for one, other in ((given.model, own.model), (given.train, own.train)):
+        for f in dataclasses.fields(one):
+            if f.name not in FREE: yield f.name, getattr(one, f.name), getattr(other, f.name)
+
+
+def _begin(run, preset, changes, resume, given=None, auto=False):
     "The configuration of a new run, or of the one to go on with; `changes` are the settings that were given"
-    path = run/'config.json'
-    if not resume and (found := checkpoints(run)): raise UserError(f'{run} already holds a model at step {int(found[0].name)}: add --resume to go on, or give another --out.')
-    if not resume and (run/MODEL).exists(): raise UserError(f'{run} already holds a model: give another --out.')
-    if not (resume and path.exists()): return preset_config(preset or 'elleci-tiny', **changes)
+    if not (resume and (run/'config.json').exists()):
+        _refuse_foreign(run)
+        return _new_config(run, preset, given, changes)
     config = read_config(run)
+    for name, one, own in _differences(given, config):
+        if one != own:
+            raise UserError(f'{run} was begun with {name} = {own!r}, and the configuration given has {one!r}: '
+                            'leave it out, or give another out.')
     fixed = {'preset': (preset, config.preset), **{k: (v, getattr(config.train, k)) for k, v in changes.items() if k not in FREE}}
-    for name, (given, own) in fixed.items():
+    if auto and not _found_by_test(run, config.train.lr): fixed['lr'] = 'auto', config.train.lr
+    for name, (one, own) in fixed.items():
         flag = dict(batch_size='batch', seq_len='seq').get(name, name.replace('_', '-'))
-        if given not in (None, own): raise UserError(f'{run} was begun with --{flag} {own}, not {given}: leave it out, or give another --out.')
+        if one not in (None, own): raise UserError(f'{run} was begun with --{flag} {own}, not {one}: leave it out, or give another --out.')
+    if given: changes = {k: getattr(given.train, k) for k in FREE} | changes
     return dataclasses.replace(config, train=dataclasses.replace(config.train, **changes))
+
+
+def _found_by_test(run, lr):
+    "Whether the run has found its learning rate by itself, so that `--lr auto` is what it was begun with"
+    return any(r.get('lr_found') == lr for r in read_metrics(run))
 
 # %% ../nbs/76_train.ipynb #83003f39
 def _tokenizer(run, config):
@@ -392,15 +475,44 @@ def _bar(steps, done):
 # %% ../nbs/76_train.ipynb #6d924a4d
 def _past(steps): return f", past the batch{'es' if len(steps) > 1 else ''} of step{'s' if len(steps) > 1 else ''} {', '.join(map(str, steps))}" if steps else ''
 
-# %% ../nbs/76_train.ipynb #b424e3a9
+# %% ../nbs/76_train.ipynb #3215c2be
+class _HeldLog(Log):
+    "A `Log` that does not write into a folder which is no longer the run's"
+    def __init__(self, run, listeners, done, held):
+        super().__init__(run, listeners, done)
+        self.held = held
+
+    def flush(self):
+        self.held()
+        return super().flush()
+
+
+class _HeldSaver(Saver):
+    "A `Saver` that does not either; it writes in a thread, which may begin to write late"
+    def __init__(self, *args, held, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.held = held
+
+    def _write(self, step, parts, said):
+        try: self.held()
+        except UserError as e: self.error = e
+        else: super()._write(step, parts, said)
+
+
+def _unsaved(last, saved, why):
+    "The `UserError` of a run whose last step is not on the disk"
+    return UserError(f"{why or f'Step {last} could not be saved: make room on the disk.'} --resume goes on from step {saved}.")
+
+
 def _fits(config, point):
     "`UserError` for a checkpoint that cannot be loaded into the model of a configuration"
     model = make_model(config.model, config.train, 'meta')
     fits_model(model, make_optimizer(model, config.train), config.train)(point)
 
 
-def _attempt(run, config, a, device, past, tell):
+def _attempt(run, config, a, device, past, tell, held, found):
     "Train in `run` from its newest checkpoint to the end or to a stop; the last step done, the engine, the average, validation rows"
+    held()
     t = a.config.train                                                  # where things are placed is resolved there
     point = newest(run, functools.partial(_fits, config))
     done = point.step if point else 0
@@ -413,18 +525,28 @@ def _attempt(run, config, a, device, past, tell):
     losses = list(point.said.get('losses', ())) if point else []
     engine = make_engine(model, optimizer, t, done, device)
     if getattr(engine, 'scaler', None) and point: engine.scaler.load_state_dict(point.said['scaler'])
+    held()                                                              # the text may have taken an hour
     listen, progress, say = _bar(t.steps, done)
-    log = Log(run, [listen, *tell], done)
+    log, errors = _HeldLog(run, [listen, *tell], done, held), []
+    if found and not done: log(step=0, lr_found=t.lr, news=f'learning rate {t.lr:.3g}, by a range test')
     if past.args[0]: log(step=done, guard='back', news=f"{past}: gone back to step {done}{_past(sorted(past.passed))}.")
-    saver = Saver(run, t.keep, t.milestones, failed=lambda e: log(step=engine.done, guard='disk', news=f'{e} The run goes on and tries again at the next save.'))
+    def failed(e):
+        errors.append(str(e))
+        log(step=engine.done, guard='disk', news=f'{e} The run goes on and tries again at the next save.')
+    saver = _HeldSaver(run, t.keep, t.milestones, failed=failed, held=held)
     def save(i, place):
+        held()
         kept = dict(more=average.state_dict(), average=[average.begin, average.every]) if average else {}
         saver.save(i, model, optimizer, data=mix.fingerprint, tokenizer=fingerprint(tok), place=place, losses=losses, **kept, **dict(scaler=engine.scaler.state_dict()) if getattr(engine, 'scaler', None) else {})
-    watched = lambda steps: compared(progress(steps), engine, functools.partial(_reconciled, run, a, model, optimizer, log, say))
-    careful = Careful(engine, t, log, past, functools.partial(keep_batch, run))
+    told_peak = functools.partial(_reconciled, run, a, model, optimizer, log, say)
+    watched = lambda steps: compared(progress(steps), engine, told_peak) if measurable(a) else progress(steps)
+    def keep(i, micro):
+        held()
+        keep_batch(run, i, micro)
+    careful = Careful(engine, t, log, past, keep)
     total = torch.cuda.get_device_properties(device).total_memory if device.type == 'cuda' else None
     with stop_on_signal() as stopped, saver, contextlib.closing(loader(mix, t, done, pin=device.type == 'cuda')) as batches:
-        controls = Controls(run, stopped, log)
+        controls = Controls(run, stopped, log, held)
         told = lambda i: (saver.look(), controls(i))[1]
         try: last = fit(engine, batches, val, t, log, save, told, watched, average, losses, Meter(config.model, t, device),
                         Guards(device, total, a.at_rest), careful, functools.partial(_said, config, tok, model))
@@ -432,8 +554,8 @@ def _attempt(run, config, a, device, past, tell):
             if stopped(): raise KeyboardInterrupt(f'stopped; {e}; --resume goes back to the last checkpoint, and on from there.') from None
             raise
         saver.wait()
-        if not log.flush(): raise UserError(f'{run}/metrics.jsonl could not be written to the end: make room on the disk; --resume goes on from the last checkpoint.')
-        if last > done and saver.saved != last: raise UserError(f'Step {last} could not be saved: make room on the disk; --resume goes on from step {saver.saved or done}.')
+        if not log.flush(): raise UserError(f'{run}/metrics.jsonl could not be written to the end: make room on the disk, or check its permissions; --resume goes on from the last checkpoint.')
+        if last > done and saver.saved != last: raise _unsaved(last, saver.saved or done, errors and errors[-1])
     return last, engine, average, tok, val, log
 
 # %% ../nbs/76_train.ipynb #b9452991
@@ -450,18 +572,18 @@ def _keep_memory(run, a, device, seen=None):
     with contextlib.suppress(OSError): write_memory(run, a, limit, seen, name)             # a full disk is the saver's to tell of
 
 # %% ../nbs/76_train.ipynb #a9adff2a
-def _train(run, config, device, a, auto, track):
+def _train(run, config, device, a, auto, track, held):
     "Everything between a configuration and a trained model in `run`"
     _keep_memory(run, a, device); asked(run)                              # a word from before is nobody's
     if auto:
-        lr = find_lr(a.config, _data(run, config, None, True)[1], device); _let_go(device); print(f'learning rate {lr:.3g}, by a range test')
+        lr = find_lr(a.config, _data(run, config, None, True)[1], device); _let_go(device)
         rated = lambda c: dataclasses.replace(c, train=dataclasses.replace(c.train, lr=lr))
         config, a = rated(config), dataclasses.replace(a, config=rated(a.config))
-    past, tries, furthest = GoBack(), 0, 0
+    past, tries, furthest, found = GoBack(), 0, 0, auto or _found_by_test(run, config.train.lr)
     reached = lambda: max((int(p.name) for p in checkpoints(run)), default=0)
     with trackers(track, run, json.loads(config_to_json(config)), reached()) as tell:
         while True:
-            try: last, engine, average, *rest = _attempt(run, config, a, device, past, tell); break
+            try: last, engine, average, *rest = _attempt(run, config, a, device, past, tell, held, found); break
             except GoBack as e:
                 release(e)
                 if e.pieces == past.pieces: tries, furthest = 1 if e.last > furthest else tries + 1, max(e.last, furthest, *e.passed)
@@ -472,6 +594,7 @@ def _train(run, config, device, a, auto, track):
                 if 'DataLoader worker' not in str(e): raise
                 raise UserError(f'A process that reads data has died ({e}): if memory ran out, take fewer workers; --resume goes on from the last checkpoint.') from None
         if last < config.train.steps: raise KeyboardInterrupt(f'stopped after step {last} and saved; go on with `elleci_train --out {run} --resume`.')
+        held()
         if average and average.kept: _averaged(run, config, engine, average, *rest)
 
 # %% ../nbs/76_train.ipynb #aeebf94f
@@ -509,13 +632,17 @@ def _sample(run, config, device):
     try:
         for prompt in _prompts(config): print('—', generate(model, tok, prompt, 60, seed=config.train.seed).strip())
     except RuntimeError as e:
-        if not _about_memory(e): raise
+        if not about_memory(e): raise
         print(f'no sample, for want of memory: ask for one with `elleci_generate --run {run}`.')
 
 # %% ../nbs/76_train.ipynb #13ddbe85
+RATES = Range(1e-12, 999.)
+Many = Annotated[int, Range(1, 10**9 - 1)]     # as `TrainConfig` allows it
+
+
 def _number(text): # of --lr
-    try: return float(text)
-    except ValueError: raise UserError(f'--lr is {text}: give a number such as 3e-4, or auto.') from None
+    try: return read_number('--lr', Annotated[float, RATES], str(text))
+    except UserError as e: raise UserError(f"{str(e).rstrip('.')}, or auto.") from None
 
 # %% ../nbs/76_train.ipynb #467dbd24
 def _lengths(text): # 0:4,0.1:2,0.3:1 as `TrainConfig.lengths` has it
@@ -523,72 +650,131 @@ def _lengths(text): # 0:4,0.1:2,0.3:1 as `TrainConfig.lengths` has it
     except ValueError: raise UserError(f'--lengths is {text}: give fraction:divisor pairs such as 0:4,0.1:2,0.3:1.') from None
 
 # %% ../nbs/76_train.ipynb #d308f26a
+def _remove_shards(folder):
+    "Remove what `pretokenize` writes into a folder, and the folder if nothing else is in it"
+    for pattern in ('[0-9]'*5 + '*.json*', '[0-9]'*5 + '*.tokens*', 'index.json*', 'tokenizer.json*'):
+        for path in folder.glob(pattern): path.unlink()
+    with contextlib.suppress(OSError): folder.rmdir()
+
+
 def _clear(run):
-    "Remove what a run that saved nothing has left; `UserError` where the folder is not a run's"
-    ours = [run/name for name in ('tokenizer.json', 'tokens') if (run/name).exists()]
-    if ours and not (run/'memory.json').exists(): raise UserError(f'{run} holds {ours[0].name}, and no run has put it there: give another --out.')
-    for path in ours: shutil.rmtree(path) if path.is_dir() else path.unlink()
+    "Remove what a run that saved nothing has left: its tokenizer and its tokens"
+    (run/'tokenizer.json').unlink(missing_ok=True)
+    for folder in (run/'tokens').glob('*'): _remove_shards(folder)
+    with contextlib.suppress(OSError): (run/'tokens').rmdir()
 
 # %% ../nbs/76_train.ipynb #67a0bdf9
-def _go(run, config, resumed, auto, track):
-    "Train what is left to train, and show what was learned"
-    point, device, t = newest(run), pick_device(), config.train
-    done = point.step if point else 0
-    own = (run/'tokens').resolve()
-    for where in (Path(s.where).resolve() for s in (parse_spec(spec) for _, spec in t.data) if s.kind in ('path', 'shards')):
-        if own == where or own in where.parents: raise UserError(f'{where} lies in the folder that {run} keeps its own tokens in: move it elsewhere, or give another --out.')
-    if done >= t.steps and (t.average == 1 or tensor_text(run/'average'/MODEL).get('step') == str(t.steps)): print(f'{run} is complete: {done} steps.')
-    else:
-        free = memory_free(device); a = announce(config, device, free)
-        with claim(run), _explained(config, a, free):
-            if not resumed: _clear(run)
-            _train(run, config, device, a, auto and not done, track)
-    _sample(run, config, device)
+def _check_sources(run, train):
+    "Raise `UserError` for text that lies where the run keeps its own tokens"
+    own = Path(os.path.realpath(run/'tokens'))
+    for s in (parse_spec(spec) for _, spec in train.data):
+        if s.kind not in ('path', 'shards'): continue
+        where = Path(os.path.realpath(s.where))
+        if own == where or own in where.parents:
+            raise UserError(f'{where} lies in the folder that {run} keeps its own tokens in: move it elsewhere, or give another --out.')
+
+
+def _is_complete(run, train, done):
+    average = train.average != 1 and tensor_text(run/'average'/MODEL).get('step') != str(train.steps)
+    return done >= train.steps and not average
 
 # %% ../nbs/76_train.ipynb #3b89aa3a
+def _go(run, begin, resume, auto, track):
+    "Lock the folder, look at what is there, train what is left to train, and show what was learned"
+    device = pick_device()
+    with claim(run) as held:
+        _check_layout(run)
+        resumed = resume and (run/'config.json').exists()
+        config = begin()
+        point = newest(run)
+        done = point.step if point else 0
+        _check_sources(run, config.train)
+        if complete := _is_complete(run, config.train, done): print(f'{run} is complete: {done} steps.')
+        if not complete:
+            free = memory_free(device)
+            a = announce(config, device, free)
+            with _explained(config, a, free):
+                if not resumed: _clear(run)
+                _train(run, config, device, a, auto and not resumed, track, held)
+    _sample(run, config, device)
+
+# %% ../nbs/76_train.ipynb #be788e70
+@contextlib.contextmanager
+def _plain_torch():
+    "Within it torch is as in a fresh process: it records gradients, in fp32, on the CPU unless told otherwise, without autocast"
+    dtype, strict = torch.get_default_dtype(), torch.get_deterministic_debug_mode()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        for kind in ('cpu', 'cuda'): stack.enter_context(torch.autocast(kind, enabled=False))
+        if torch.get_default_device() != torch.device('cpu'): stack.enter_context(torch.device('cpu'))
+        stack.callback(torch.set_default_dtype, dtype)
+        torch.set_default_dtype(torch.float32)
+        stack.callback(torch.set_deterministic_debug_mode, strict)
+        torch.set_deterministic_debug_mode(0)
+        yield
+
+# %% ../nbs/76_train.ipynb #6ec78c3f
+def _check_config(config, preset, out):
+    "Raise `UserError` for a configuration from Python that is none, or cannot be combined with the rest"
+    if not isinstance(config, Config): raise UserError(f'config is {type(config).__name__}: give an `elleci.config.Config`.')
+    if preset is not None: raise UserError(f'Both a preset ({preset}) and a configuration were given: leave one of them out.')
+    if out is None and (not isinstance(config.preset, str) or Path(config.preset).name != config.preset or config.preset in ('', '..')):
+        raise UserError(f'The configuration is called {config.preset!r}, which is no name of a folder: give `out` too.')
+
+
+def _run_folder(out, preset):
+    if out is not None and not str(out): raise UserError('--out is empty: give a folder, or leave it out for runs/<preset>.')
+    return Path(out if out is not None else f'runs/{preset}')
+
+# %% ../nbs/76_train.ipynb #b829d41d
 def elleci_train(
     preset:str|None=None, # elleci-tiny (the default), elleci-1b5, elleci-1b5-12gib
-    steps:int|None=None,  # optimizer steps
+    steps:Many|None=None, # optimizer steps
     out:str|None=None,    # the run's own folder (default: runs/<preset>)
-    seed:int|None=None,   # of weights and data order
+    seed:Seed|None=None,  # of weights and data order
     data:str|None=None,   # a file or folder of text or of shards, hub:NAME, or a .json that names several (default: the embedded corpus)
-    save_every:int|None=None, # steps between checkpoints
-    batch:int|None=None,  # rows in a micro-batch
-    seq:int|None=None,    # tokens in a row
-    accumulate:int|None=None, # micro-batches in an optimizer step
+    save_every:Many|None=None, # steps between checkpoints
+    batch:Many|None=None, # rows in a micro-batch
+    seq:Many|None=None,   # tokens in a row
+    accumulate:Annotated[int, Range(1, 10**4 - 1)]|None=None, # micro-batches in an optimizer step
     optimizer:str|None=None,  # lion, adamw or lion8
-    precision:str|None=None,  # bf16, fp16, bf16-weights or fp32
+    precision:str|None=None,  # bf16, fp16, bf16-weights or fp32, the fastest on a CPU
     checkpointing:str|None=None, # none, selective, block or offload
     engine:str|None=None,     # ordinary or layer-major
     clip_by:str|None=None,    # model or layer
     residuals:str|None=None,  # layer-major: auto, device, pinned or pageable
     weights_on:str|None=None, # layer-major: device or host
     states_on:str|None=None,  # layer-major: device or host
-    int8_backward:bool=False, # ternary layers: gradients rounded to int8 too
-    lr:str|None=None,     # learning rate; auto finds one by a range test of 100 steps
+    int8_backward:bool=False, # ternary layers: gradients rounded to int8 too; slower on a CPU
+    lr:Annotated[str, RATES]|None=None, # learning rate; auto finds one by a range test of 100 steps
     schedule:str|None=None, # wsd, cosine or onecycle
     lengths:str|None=None, # growing rows, e.g. 0:4,0.1:2,0.3:1 begins at a quarter of --seq
     easy_first:bool=False, # read common words first
-    lerac:float|None=None, # fraction of the steps until which deeper layers learn more slowly
-    average:float|None=None, # fraction of the steps after which the weights are averaged
-    plateau:int|None=None, # validations without a better loss that are borne until lr is halved
-    workers:int|None=None, # processes that prepare batches
-    keep:int|None=None,   # how many of the last checkpoints are kept
-    milestones:int|None=None, # steps between checkpoints that are kept for good
+    lerac:Share|None=None, # fraction of the steps until which deeper layers learn more slowly
+    average:Share|None=None, # fraction of the steps after which the weights are averaged
+    plateau:Annotated[int, Range(0, 10**9 - 1)]|None=None, # validations without a better loss that are borne until lr is halved
+    workers:Annotated[int, Range(0, 99)]|None=None, # processes that prepare batches
+    keep:Many|None=None,  # how many of the last checkpoints are kept
+    milestones:Annotated[int, Range(0, 10**9 - 1)]|None=None, # steps between checkpoints that are kept for good
     shrink:bool=False,    # where memory runs out, go on with smaller micro-batches
     track:str='',         # tensorboard, trackio or wandb, or several separated by commas
     resume:bool=False,    # go on with the run in --out; begins at step 0 where nothing was saved yet
+    config:Config|None=None, # from Python: any model and training, instead of a preset
 )->Path: # the run's folder
-    "Train a model from text; Ctrl-C saves and says how to go on"
-    options = {k: v for k, v in locals().items() if k not in ('preset', 'out', 'data', 'lr', 'lengths', 'track', 'resume') and v is not False}
-    given = settings(**options, lengths=None if lengths is None else _lengths(lengths), lr=None if lr in (None, 'auto') else _number(lr))
-    run = Path(out or f"runs/{preset or 'elleci-tiny'}")
-    config = _begin(run, preset, ({} if data is None else data_settings(data)) | given, resume)
-    _go(run, config, resume and (run/'config.json').exists(), lr == 'auto', track)
+    "Train a model from text; Ctrl-C saves and says how to go on. `config` is a `Config` of one's own, which the run's folder keeps; the other arguments change it"
+    named = ('preset', 'out', 'data', 'lr', 'lengths', 'track', 'resume', 'config')
+    options = {k: v for k, v in locals().items() if k not in (*named, 'named') and v is not False}
+    if config is not None: _check_config(config, preset, out)
+    run, auto = _run_folder(out, config.preset if config else preset or 'elleci-tiny'), lr == 'auto'
+    given = settings(**options, lengths=None if lengths is None else _lengths(lengths), lr=None if auto or lr is None else _number(lr))
+    changes = ({} if data is None else data_settings(data)) | given
+    begin = functools.partial(_begin, run, preset, changes, resume, config, auto)
+    with safe_output(droppable=True), _plain_torch(): _go(run, begin, resume, auto, track)
     return run
 
-# %% ../nbs/76_train.ipynb #be788e70
+# %% ../nbs/76_train.ipynb #6532e69d
 def train_command():
     "`elleci_train` in a shell"
-    return_freed()
-    return run_command(elleci_train)
+    our_process()
+    return run_command(elleci_train, droppable=True)
