@@ -41,7 +41,8 @@ def optimizer_tensors(
 )->dict: # 'parameter/key': tensor
     "The optimizer's state under the parameters' names, so that it does not depend on their order"
     names = {id(p): n for n, p in model.named_parameters()}
-    return {f'{names[id(p)]}/{k}': torch.as_tensor(v) for p, state in optimizer.state.items() for k, v in state.items()}
+    tensor = lambda v: v if torch.is_tensor(v) else torch.as_tensor(v)      # which would move a tensor to the default device
+    return {f'{names[id(p)]}/{k}': tensor(v) for p, state in optimizer.state.items() for k, v in state.items()}
 
 # %% ../nbs/74_checkpoint.ipynb #8b1ddf18
 def random_states()->dict: # name: tensor, uint8

@@ -647,6 +647,8 @@ class Plan:
     changes:tuple = ()   # lines of advice
     problem:str = ''     # one sentence
     context = 0; target = 'cuda'   # as `elleci.account.verdict` asks of an account
+    @property
+    def needed(self): return self.total
 
 # %% ../nbs/77_dashboard.ipynb #a71e4f54
 def _sized(

@@ -472,25 +472,64 @@ def own_folder(
     return path
 
 # %% ../nbs/68_telemetry.ipynb #a5088d93
+def _make_folder(run):
+    "Make a folder and those above it; gives those that were missing, the deepest first"
+    try:
+        missing = [p for p in (run, *run.parents) if not p.exists()]
+        make_folder(run)
+    except (OSError, ValueError) as e:
+        raise UserError(f'{run} cannot be a run folder ({getattr(e, "strerror", e)}): give another --out.') from None
+    return missing
+
+
+def _identity(folder):
+    "Which folder this is, whatever its name; None where there is none"
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        found = os.stat(folder)
+        return found.st_dev, found.st_ino
+
+
+def _take(run):
+    "Make and lock a folder: the open file, which folder it is, and the folders that were made for it"
+    made = []
+    for _ in range(6):                                                      # who only looks holds it for an instant
+        made = _make_folder(run) + made
+        try: lock = _locked(run, 'LOCK_EX')
+        except FileNotFoundError: continue                                  # who had made it has just removed it
+        except BlockingIOError:
+            time.sleep(.05)
+            continue
+        except OSError as e: raise UserError(f'{run} cannot be a run folder ({e.strerror}): give another --out.') from None
+        identity = _identity(run if lock is None else lock)
+        if _identity(run) == identity: return lock, identity, made
+        os.close(lock)
+    raise UserError(f'Another process is training in {run}: wait for it, or give another --out.')
+
+
+def _check_there(run, identity):
+    "Raise `UserError` unless `run` is still the folder that was locked"
+    try: there = _identity(run) == identity
+    except OSError: return                                                  # a network's hiccup says nothing
+    if not there:
+        raise UserError(f'{run} was removed, moved or replaced while it was trained in, and what was not saved there is lost: '
+                        'give another --out, or, if you have moved the folder, its new place and --resume.')
+
+
 @contextlib.contextmanager
 def claim(
     run:str|Path, # the run's folder, made if missing
 ):
-    "Keep other runs out of the folder; `UserError` if it cannot be had"
+    "Keep other runs out of the folder; `UserError` if it cannot be had. Gives a function that raises one if it is no longer this folder"
     run = Path(run)
-    try: make_folder(run)
-    except OSError as e: raise UserError(f'{run} cannot be a run folder ({e.strerror}): give another --out.') from None
-    for patience in range(5, -1, -1):                                       # who only looks holds it for an instant
-        try: lock = _locked(run, 'LOCK_EX'); break
-        except BlockingIOError:
-            if not patience: raise UserError(f'Another process is training in {run}: wait for it, or give another --out.') from None
-            time.sleep(.05)
+    lock, identity, made = _take(run)
     try:
         for name in FOLDERS: own_folder(run, name)
-        yield
+        yield functools.partial(_check_there, run, identity)
     finally:
+        with contextlib.suppress(OSError):
+            if _identity(run) == identity:
+                for folder in made: folder.rmdir()                          # if nothing came of it
         if lock is not None: os.close(lock)
-        with contextlib.suppress(OSError): run.rmdir()                  # if nothing came of it
 
 # %% ../nbs/68_telemetry.ipynb #82fa3a1c
 def is_running(
