@@ -23,7 +23,7 @@ from .engine import make_engine, make_model, owned
 from .schedules import LazyAverage, lerac, lr_factor, plateau_factor, range_test, suggest_lr
 from .account import Account, account, alternatives, measurable, measured_peak, process_line, settings
 from .guards import Guards
-from .telemetry import FOLDERS, Log, Meter, TernaryHealth, asked, claim, measured_memory, read_metrics, trackers, write_memory
+from .telemetry import FOLDERS, Log, Meter, TernaryHealth, asked, claim, measured_memory, read_metrics, sync_metrics, trackers, write_memory
 from .data.tokenizer import load_tokenizer, save_tokenizer
 from .data.shards import fingerprint
 from .data.sources import data_settings, learn_tokenizer, parse_spec
@@ -605,6 +605,7 @@ def _averaged(run, config, engine, average, tok, val, log):
     log(step=config.train.steps, **{k.replace('val_loss', 'average_loss'): v for k, v in seen.items()})
     (run/'average').mkdir(exist_ok=True)
     atomic_write(run/'average'/'config.json', config_to_json(config)); save_tokenizer(tok, run/'average'/'tokenizer.json')
+    sync_metrics(run)
     save_weights(run/'average', engine.model, step=str(config.train.steps), tokenizer=fingerprint(tok))                # last: it says that all is there
     print(f"the weights averaged from step {average.begin} on have a validation loss of {seen['val_loss']:.3f}; they are in {run/'average'}")
 
