@@ -4,8 +4,9 @@
 
 Whole trainings of three steps, each in a process of its own, as the command makes them: validated, compared with their account, saved,
 sampled. What counts is the highest resident set above that of the process after its imports. 'streamed-129m' is a model of 129M
-parameters under the layer-major step with everything in host memory; each case is run as it is, without the comparison of the first two
-steps, and with the C library as it comes (`heap`), which keeps much of what is freed. Processor seconds and page faults are those of the
+parameters under the layer-major step with everything in host memory; each case is run as it is (here: with large freed blocks given back,
+which the command does where a run streams), the same without the comparison of the first two steps, and with the C library as it comes
+(`heap`), which keeps much of what is freed. Processor seconds and page faults are those of the
 steps alone.
 """
 import argparse, contextlib, dataclasses, datetime, io, json, re, resource, subprocess, sys, tempfile
@@ -14,7 +15,7 @@ import torch
 import elleci.config, elleci.train
 from elleci.config import ModelConfig, TrainConfig
 from elleci.core import MiB, atomic_write, fmt_bytes
-from elleci.memory.host import return_freed
+from elleci.memory.host import our_process, return_freed
 from elleci.telemetry import read_metrics
 from tiny import ROOT, commit, hardware
 
@@ -61,7 +62,9 @@ class Watched:
 def child(case, way):
     "One training in this process; its figures as JSON on the last line"
     imports = status()[0]
-    if way != 'heap': return_freed()
+    if way != 'heap':
+        our_process()
+        return_freed()
     if way == 'without the comparison': elleci.train.compared = lambda steps, *_: steps
     elleci.config.PRESETS['measured'] = CASES[case]
     accounts, watched, announce, make = [], Watched(), elleci.train.announce, elleci.train.make_engine

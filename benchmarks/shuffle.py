@@ -144,6 +144,11 @@ def summary(runs):
     return [dict(order=' '.join(filter(None, k)), seeds=len(found[k])) | m
             | dict(against_permuted=round(m['bits_per_byte']/reference - 1, 4)) for k, m in means.items()]
 
+def write(result, path):
+    "A pair of numbers to a line"
+    flat = re.sub(r'\[\s+([\d.]+),\s+([\d.]+)\s+\]', r'[\1, \2]', json.dumps(result, indent=1, ensure_ascii=False))
+    atomic_write(path, flat + '\n')
+
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument('--steps', type=int, default=240)
@@ -155,23 +160,19 @@ def main():
     t = preset('elleci-tiny').train
     result = dict(preset='elleci-tiny', steps=a.steps, tokens_per_step=t.tokens_per_step, hardware=hardware(), torch=torch.__version__, commit=commit(),
                   date=datetime.datetime.now(datetime.timezone.utc).strftime('%Y-%m-%d %H:%M UTC'))
-    runs = []
+    runs, path = [], ROOT/'data'/'results'/f"shuffle-{result['commit']}.json"
     def note(lines, **more):
         for line in lines:
             if 'order' not in line: result.update(line)
             else:
                 runs.append(line | more)
                 print({k: v for k, v in runs[-1].items() if k != 'curve'}, flush=True)
+                if not a.dry: write(result | dict(summary=summary(runs), runs=runs), path)
     for order in ('sorted', 'permuted'): note(measured(order, range(a.seeds), a.steps))
     if a.older:
         with tempfile.TemporaryDirectory() as folder:
             note(measured('sorted', range(a.seeds), a.steps, older_version(a.older, folder)), version=a.older)
-    result.update(summary=summary(runs), runs=runs)
-    for line in result['summary']: print(line)
-    if a.dry: return
-    path = ROOT/'data'/'results'/f"shuffle-{result['commit']}.json"
-    flat = re.sub(r'\[\s+([\d.]+),\s+([\d.]+)\s+\]', r'[\1, \2]', json.dumps(result, indent=1, ensure_ascii=False))
-    atomic_write(path, flat + '\n')
-    print(f'written to {path.relative_to(ROOT)}')
+    for line in summary(runs): print(line)
+    if not a.dry: print(f'written to {path.relative_to(ROOT)}')
 
 if __name__ == '__main__': main()

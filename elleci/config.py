@@ -123,9 +123,9 @@ class TrainConfig:
     schedule:str = 'wsd'          # warm-up, stable, decay; or 'cosine' or 'onecycle', which descend from the warm-up on
     decay_shape:str = 'linear'    # of 'wsd': or 'cosine' or '1-sqrt'
     floor:float = 0.              # fraction of lr that the schedule descends to
-    precision:str = 'bf16'        # of the matmuls: 'bf16' or 'fp16' (autocast, weights stay fp32; fp16 with a loss scale), 'bf16-weights' (they do not), or 'fp32'
+    precision:str = 'bf16'        # of the matmuls: 'bf16' or 'fp16' (autocast, weights stay fp32; fp16 with a loss scale), 'bf16-weights' (they do not), or 'fp32', the fastest on a CPU
     checkpointing:str = 'none'    # what the ordinary step keeps for the backward pass, a key of `CHECKPOINTING`
-    int8_backward:bool = False    # ternary layers: gradients rounded to int8 at random, so that their products run in int8 too
+    int8_backward:bool = False    # ternary layers: gradients rounded to int8 at random, so that their products run in int8 too; slower on a CPU
     engine:str = 'ordinary'       # or 'layer-major': one layer's gradient exists at a time
     residuals:str = 'auto'        # layer-major: the layers' inputs stay on the 'device', or go to 'pinned' or 'pageable' host memory; 'auto': the first that fits
     weights_on:str = 'device'     # layer-major: or 'host', a layer at a time on the device

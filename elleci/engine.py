@@ -173,8 +173,9 @@ class Noise:
 # %% ../nbs/61_layer_major.ipynb #e4bee440
 class _Draws(TorchDispatchMode):
     "Sees operators that draw random numbers; attention is one only with dropout"
-    drawn = ''
+    drawn = own = ''
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if (kwargs or {}).get('generator') is not None: self.own = func.name()
         if torch.Tag.nondeterministic_seeded in func.tags and ('attention' not in func.name() or any(isinstance(a, float) and a > 0 for a in args)): self.drawn = func.name()
         return func(*args, **(kwargs or {}))
 
@@ -214,6 +215,9 @@ def check_block(
     "Raise `UserError` if a block hands on more than its output, or uses weights that are not its own"
     before = _left_over(block)
     with torch.enable_grad(), _Draws() as seen: y = block(x := x.detach().requires_grad_(), seq_idx)
+    if seen.own:
+        raise UserError(f'{name} draws from a generator of its own ({seen.own}), which nobody sets back before it is computed again: '
+                        "leave out generator=, so that it draws from PyTorch's.")
     if seen.drawn and not _draws(block): raise UserError(f'{name} draws random numbers ({seen.drawn}) and does not say so: it would draw others when it is computed again; set noisy = True on the module that does.')
     if not isinstance(y, Tensor): raise UserError(f'{name} gives {type(y).__name__}: a layer-major step hands one tensor from block to block; give that one, and put the rest into it.')
     new = [f'{n}.{k}'.strip('.') for (n, k), v in _left_over(block).items() if before.get((n, k)) != v]

@@ -29,9 +29,9 @@ def read_limited(
 )->bytes:
     "The bytes of a regular file; `UserError` if there are more than `limit`"
     with open_regular(path) as f:
-        raw = f.read(limit + 1)
-    if len(raw) > limit: raise UserError(f'{path} has more than {fmt_bytes(limit)}: it is not what it should be.')
-    return raw
+        size = os.fstat(f.fileno()).st_size
+        if size > limit: raise UserError(f'{path} has more than {fmt_bytes(limit)}: it is not what it should be.')
+        return f.read(size)                                # and not what a program may be appending to it
 
 # %% ../nbs/01_files.ipynb #6339208e
 @functools.cache

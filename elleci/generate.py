@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['unspeakable', 'choose', 'generate', 'load_run', 'elleci_pack', 'pack_command', 'elleci_generate', 'generate_command']
 
-# %% ../nbs/75_generate.ipynb #920b0dda
-import contextlib, json, os
+# %% ../nbs/75_generate.ipynb #5e0faa03
+import contextlib, hashlib, os
 from pathlib import Path
 from typing import Annotated
 import torch
@@ -124,7 +124,14 @@ def _trained(run):
     if not checkpoints(run): return run, tensor_text(run/MODEL)
     raise UserError(f'{run} holds {MODEL} beside its checkpoints, and only one of them can be meant: move {run/MODEL} to a folder of its own.')
 
-# %% ../nbs/75_generate.ipynb #39dd710d
+# %% ../nbs/75_generate.ipynb #8359d10e
+def _check_own_tokenizer(path, tok, said):
+    "Raise `UserError` unless the tokenizer read from `path` is the one that `said` names, if it names any"
+    as_written = hashlib.sha256(read_limited(path)).hexdigest()[:16]      # a later `tokenizers` may write the same one differently
+    if said.get('tokenizer') in (None, fingerprint(tok), as_written): return
+    raise UserError(f'{path} is not the tokenizer that these weights were trained with: restore it from a copy of the run.')
+
+# %% ../nbs/75_generate.ipynb #3e091c36
 def load_run(
     run:str|Path, # a folder that `elleci_train` or `elleci_pack` wrote
     device:str='auto',
@@ -135,8 +142,7 @@ def load_run(
     config = read_config(run)
     tok = load_tokenizer(run/'tokenizer.json', config.model.vocab_size)
     folder, said = _trained(run)
-    if said.get('tokenizer', fingerprint(tok)) != fingerprint(tok):
-        raise UserError(f'{run}/tokenizer.json is not the tokenizer that these weights were trained with: restore it from a copy of the run.')
+    _check_own_tokenizer(run/'tokenizer.json', tok, said)
     packed, device = 'packed' in said, pick_device(device)
     if packed: model = pack_model(make_model(config.model, config.train, 'meta')).to_empty(device=device)
     else: model = make_model(config.model, config.train).to(device)

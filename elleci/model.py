@@ -109,15 +109,17 @@ def _twice(
     def both():
         first, second = contexts()
         return first, _SameDraws(x, second)
-    compiled = torch.compiler.is_compiling()                                             # a graph keeps what it draws
-    return checkpoint(block, x, seq_idx, use_reentrant=False, preserve_rng_state=compiled, context_fn=contexts if compiled else both)
+    compiled = torch.compiler.is_compiling()               # torch.compile looks after random numbers itself
+    return checkpoint(block, x, seq_idx, use_reentrant=False, preserve_rng_state=compiled,
+                      context_fn=contexts if compiled else both)
 
 # %% ../nbs/50_model.ipynb #731212e1
+@functools.cache
 def _products():
     "Operators whose results are kept"
     kernels = ('flash_attention', 'flash_attention_for_cpu', 'efficient_attention', 'cudnn_attention')
-    return [torch.ops.aten.mm.default, torch.ops.elleci.int8_product.default, torch.ops.elleci.ssd_forward.default,
-            *(getattr(torch.ops.aten, f'_scaled_dot_product_{k}').default for k in kernels)]
+    return {torch.ops.aten.mm.default, torch.ops.elleci.int8_product.default, torch.ops.elleci.ssd_forward.default,
+            *(getattr(torch.ops.aten, f'_scaled_dot_product_{k}').default for k in kernels)}
 
 # %% ../nbs/50_model.ipynb #1d2de7f7
 def _keep_products(
@@ -126,8 +128,9 @@ def _keep_products(
     *args, **kwargs, # what it is called with
 )->CheckpointPolicy:
     "Keep the result of a product; compute all else again"
-    draws = torch.Tag.nondeterministic_seeded in operator.tags and any(isinstance(a, float) and a > 0 for a in args)   # attention: its dropout
-    return CheckpointPolicy.MUST_SAVE if operator in _products() and not draws else CheckpointPolicy.PREFER_RECOMPUTE
+    if operator not in _products(): return CheckpointPolicy.PREFER_RECOMPUTE
+    dropout = torch.Tag.nondeterministic_seeded in operator.tags and any(isinstance(a, float) and a > 0 for a in args)
+    return CheckpointPolicy.PREFER_RECOMPUTE if dropout else CheckpointPolicy.MUST_SAVE
 
 # %% ../nbs/50_model.ipynb #5a949e9a
 def _selective(
@@ -171,10 +174,12 @@ def _check_step(
 ):
     "`UserError` for a decoding step that some layer would refuse, before any layer moves"
     weight = model.embedding.weight
-    if tokens.dtype not in (torch.int32, torch.int64) or tokens.ndim != 2 or not tokens.numel() or tokens.device != weight.device:
+    whole = tokens.dtype in (torch.int32, torch.int64)
+    if not whole or tokens.ndim != 2 or not tokens.numel() or tokens.device != weight.device:
         raise misfit('tokens', tokens, f'int64 of shape (B, T), one token or more, on {weight.device}')
-    if tokens.device.type == 'cpu' and not 0 <= int(tokens.min()) <= int(tokens.max()) < len(weight):   # a GPU would have to wait for it
-        raise UserError(f'tokens hold ids from {int(tokens.min())} to {int(tokens.max())}: give 0 to {len(weight) - 1}.')
+    if tokens.device.type == 'cpu':                                                      # a GPU would have to wait for it
+        low, high = (int(n) for n in tokens.aminmax())
+        if low < 0 or high >= len(weight): raise UserError(f'tokens hold ids from {low} to {high}: give 0 to {len(weight) - 1}.')
     if len(cache) != len(model.blocks):
         raise UserError(f'The cache is for {len(cache)} layers and the model has {len(model.blocks)}: make one with its new_cache.')
     for layer in cache: check_cache(layer, tokens, seq_idx)

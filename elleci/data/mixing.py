@@ -521,7 +521,8 @@ def _stored(name, s, tok, folder, train):
     if shards.documents == 1: return _cut_rows(shards, train, s.end)
     own, out = _sides(n for k in parts for n in shards.details(k)['names'])
     if train.easy_first: own = own[easy_first(rarity([(shards.map(k), shards.lengths(k)) for k in parts])[own], seed=train.seed)]
-    return rows(seed=train.seed, order=own, sorted=train.easy_first, end=s.end), rows(order=out)
+    window = max(20, min(500, len(own)//20))                   # a small source has an order only in small windows
+    return rows(seed=train.seed, order=own, sorted=train.easy_first, window=window, end=s.end), rows(order=out)
 
 # %% ../../nbs/73_mixing.ipynb #16c36b54
 def _kept(folder, tok, texts, workers, **bar):

@@ -19,8 +19,8 @@ import numpy as np
 from ..config import ModelConfig
 from ..core import GiB, Range, UserError, Workers, atomic_write, checked, replace_file, require, run_command
 from .sources import Document, Spec, documents, learn_tokenizer, parse_spec
-from .tokenizer import (BOS, EOT, IM_END, IM_START, SPECIALS, VocabSize, chatml, cut_text, load_tokenizer, piece_length,
-                                   round_vocab, save_tokenizer)
+from .tokenizer import (BOS, EOT, IM_END, IM_START, SPECIALS, VocabSize, chatml, cut_text, load_tokenizer,
+                                   piece_length, round_vocab, save_tokenizer)
 from ..files import SEAL, decode_sealed, read_limited, sealed_json
 
 # %% ../../nbs/72_pretokenize.ipynb #d95ea597
@@ -58,8 +58,11 @@ def _start(tok, dtype):
     "A worker process; one thread, as many processes as cores do the rest"
     code = '\n'.join(['import numpy as np', inspect.getsource(_encode), inspect.getsource(_work), '_work()'])
     env = os.environ | {'TOKENIZERS_PARALLELISM': 'false', 'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS': '1'}
-    try: p = subprocess.Popen([sys.executable, '-P', '-c', code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
-    except OSError as e: raise UserError(f'A tokenizing worker cannot be started ({e.strerror}): take fewer workers, and run the same again.') from None
+    command, pipe = [sys.executable, '-P', '-c', code], subprocess.PIPE
+    try: p = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=env)
+    except OSError as e:
+        raise UserError(f'A tokenizing worker cannot be started ({e.strerror}): take fewer workers, '
+                        'and run the same again.') from None
     pickle.dump((tok.to_str(), dtype), p.stdin); p.stdin.flush()
     return p
 
@@ -250,7 +253,7 @@ class _ShardIndex(_Head):
     crc32:_Crc                                  # of the tokens
     lengths:list[Annotated[int, Range(2, 2**40)]] # tokens of each document, BOS and EOT among them
     names:list[str]
-    sources:list[tuple[str, Annotated[int, Range(1, 2**32)]]] # (source, how many documents), in the order of the documents
+    sources:list[tuple[str, Annotated[int, Range(1, 2**32)]]]   # (source, how many documents), in their order
 
 # %% ../../nbs/72_pretokenize.ipynb #ddf387d2
 @dataclass
@@ -276,10 +279,12 @@ def _consistent(index):
     if index.dtype != _dtype(index.vocab_size): raise ValueError(f'{index.vocab_size} entries do not ask for {index.dtype}')
     if not re.fullmatch('[0-9a-f]{16}', index.tokenizer): raise ValueError('Its tokenizer has no fingerprint')
     if isinstance(index, _Index):
-        if not index.shards or [s.shard for s in index.shards] != list(range(len(index.shards))): raise ValueError('Its shards are not numbered from 0 on')
+        numbers = [s.shard for s in index.shards]
+        if not numbers or numbers != list(range(len(numbers))): raise ValueError('Its shards are not numbered from 0 on')
         return
     if sum(index.lengths) != index.tokens: raise ValueError('Its lengths are not those of its tokens')
-    if {len(index.lengths), len(index.names), sum(n for _, n in index.sources)} != {index.documents}: raise ValueError('Its documents are counted in two ways')
+    counts = {len(index.lengths), len(index.names), sum(n for _, n in index.sources)}
+    if counts != {index.documents}: raise ValueError('Its documents are counted in two ways')
 
 # %% ../../nbs/72_pretokenize.ipynb #eedfc33c
 _AGAIN = 'tokenise the same text again (elleci_pretokenize, or elleci_train --resume for the tokens of a run)'
@@ -288,15 +293,20 @@ _AGAIN = 'tokenise the same text again (elleci_pretokenize, or elleci_train --re
 def _index(path, kind, head=None):
     "The `kind` at `path` and its seal, or one sentence: missing, damaged, of another version, of another tokenizer"
     try: raw = read_limited(path, GiB)
-    except FileNotFoundError: raise UserError(f'{path} is missing: run elleci_pretokenize again with the same text and folder, it goes on where it ended.') from None
+    except FileNotFoundError:
+        raise UserError(f'{path} is missing: run elleci_pretokenize again with the same text and folder, '
+                        'it goes on where it ended.') from None
     except OSError as e: raise UserError(f'{path} cannot be read ({e.strerror}): check its permissions.') from None
     version = re.match(rb'{\s*"version": ?(\d{1,9})\b', raw)
-    if version and int(version[1]) != VERSION: raise UserError(f'{path} is of version {int(version[1])}, this program reads {VERSION}: write the shards anew.')
-    try: index = decode_sealed(raw, kind); _consistent(index)
+    if version and int(version[1]) != VERSION:
+        raise UserError(f'{path} is of version {int(version[1])}, this program reads {VERSION}: write the shards anew.')
+    try:
+        index = decode_sealed(raw, kind)
+        _consistent(index)
     except ValueError as e: raise UserError(f'{path} is damaged ({str(e)[:200]}): remove it and {_AGAIN}.') from None
     if head and (index.tokenizer, index.vocab_size) != (head['tokenizer'], head['vocab_size']):
-        raise UserError(f"{path} is of tokenizer {index.tokenizer}, the one given is {head['tokenizer']}: give the tokenizer.json beside it, "
-                        'or another folder.')
+        raise UserError(f"{path} is of tokenizer {index.tokenizer}, the one given is {head['tokenizer']}: "
+                        'give the tokenizer.json beside it, or another folder.')
     return index, int(raw.rpartition(SEAL)[2].rstrip()[:-1])
 
 # %% ../../nbs/72_pretokenize.ipynb #ca90f7dc
@@ -305,7 +315,8 @@ def _check_size(path, tokens, dtype):
     text, due = path.with_suffix('.json'), tokens*np.dtype(dtype).itemsize
     for p in (path, text):
         try: size = p.stat().st_size
-        except FileNotFoundError: raise UserError(f'{p} is missing: remove what is left of {path.stem}.* and {_AGAIN}.') from None
+        except FileNotFoundError:
+            raise UserError(f'{p} is missing: remove what is left of {path.stem}.* and {_AGAIN}.') from None
         except OSError as e: raise UserError(f'{p} cannot be read ({e.strerror}): check its permissions.') from None
         if p == path and (size != due or not p.is_file()):
             raise UserError(f'{p} has {size} bytes instead of {due}: remove it and {text.name}, and {_AGAIN}.')
@@ -335,15 +346,17 @@ def _write_index(folder, head):
     "List the finished shards in index.json"
     rows = []
     for k, (s, seal) in _finished(folder, head).items():
-        row = dict(shard=k, tokens=s.tokens, documents=s.documents, text_bytes=s.text_bytes, crc32=s.crc32, seal=seal)
-        rows.append(row | dict(sources=sorted({source for source, _ in s.sources})))
+        own = {key: getattr(s, key) for key in ('tokens', 'documents', 'text_bytes', 'crc32')}
+        rows.append({'shard': k} | own | dict(seal=seal, sources=sorted({source for source, _ in s.sources})))
     atomic_write(folder/'index.json', sealed_json(head | {'shards': rows}, indent=1))
 
 # %% ../../nbs/72_pretokenize.ipynb #5a9fd1fb
 def _check_out(out, finished):
     "Refuse a folder that is somebody else's: it has an index.json, and no shard"
     if finished or not (out/'index.json').exists() or any(out.glob('[0-9]*.tokens*')): return
-    with contextlib.suppress(UserError): _index(out/'index.json', _Index); return
+    with contextlib.suppress(UserError):
+        _index(out/'index.json', _Index)
+        return
     raise UserError(f'{out} has an index.json that is not of shards: give a new folder.')
 
 # %% ../../nbs/72_pretokenize.ipynb #f54eb33d
@@ -363,7 +376,7 @@ def pretokenize(
     documents,     # iterable of str or `Document`; after a kill the same, from its beginning
     out:str|Path,  # a new folder, or the one to go on in
     tok,           # tokenizers.Tokenizer
-    workers:Workers|None=None, # processes; None one per core, which is also the most; 0 tokenises in this process
+    workers:Workers|None=None, # processes; None one per core, which is also the most; 0: this process
     shard_bytes:ShardBytes=2**26, # of UTF-8 text, after which a document is a shard's last
     progress:bool=False,   # a bar on stderr
     total:int|None=None,   # bytes of text, for the bar
@@ -404,14 +417,15 @@ def _map(
     "Map a shard; it may have been damaged since the folder was opened"
     s, path = index.shards[k], folder/f'{k:05d}.tokens'
     _check_size(path, s.tokens, index.dtype)
-    try: tokens = np.asarray(np.memmap(path, index.dtype, 'r', shape=(s.tokens,)))        # a memmap's own slices are slow to make
+    remedy = f'remove it and {path.stem}.json, and {_AGAIN}.'
+    try: tokens = np.asarray(np.memmap(path, index.dtype, 'r', shape=(s.tokens,)))   # a memmap's own slices are slow
     except OSError as e: raise UserError(f'{path} cannot be read ({e.strerror}): check its permissions.') from None
-    except ValueError: raise UserError(f'{path} was cut short under way: remove it and {path.stem}.json, and {_AGAIN}.') from None
+    except ValueError: raise UserError(f'{path} was cut short under way: {remedy}') from None
     if checked is None or k in checked: return tokens
     crc, largest = _scan(tokens)
-    if crc != s.crc32: raise UserError(f'{path} is not as it was written: remove it and {path.stem}.json, and {_AGAIN}.')
+    if crc != s.crc32: raise UserError(f'{path} is not as it was written: {remedy}')
     if largest >= index.vocab_size:
-        raise UserError(f'{path} has the token {largest}, and the vocabulary only {index.vocab_size}: remove it and {path.stem}.json, and {_AGAIN}.')
+        raise UserError(f'{path} has the token {largest}, and the vocabulary ends before {index.vocab_size}: {remedy}')
     checked.add(k)
     return tokens
 
@@ -420,8 +434,8 @@ def _details(folder, index, k):
     "The index of a shard, which must be the one that is listed"
     s, path = index.shards[k], folder/f'{k:05d}.json'
     d, seal = _index(path, _ShardIndex, vars(index))
-    same = seal == s.seal and all(getattr(d, name) == getattr(s, name) for name in ('tokens', 'documents', 'text_bytes', 'crc32'))
-    if same: return vars(d) | {'ends': np.cumsum(d.lengths)}
+    both = 'tokens', 'documents', 'text_bytes', 'crc32'
+    if seal == s.seal and all(getattr(d, name) == getattr(s, name) for name in both): return vars(d) | {'ends': np.cumsum(d.lengths)}
     raise UserError(f'{path} is not the one that index.json lists: remove index.json and {_AGAIN}.')
 
 # %% ../../nbs/72_pretokenize.ipynb #0f610962
@@ -529,7 +543,8 @@ def _asked_tokenizer(path, vocab_size):
     "The tokenizer at `path`, which must have the entries that were asked for, if any were"
     tok = load_tokenizer(path)
     if vocab_size and (V := tok.get_vocab_size()) != round_vocab(vocab_size):
-        raise UserError(f'vocab_size is {vocab_size}, and the tokenizer {path} has {V} entries: leave vocab_size out, or give another folder.')
+        raise UserError(f'vocab_size is {vocab_size}, and the tokenizer {path} has {V} entries: leave vocab_size out, '
+                        'or give another folder.')
     return tok
 
 # %% ../../nbs/72_pretokenize.ipynb #87b1dd68
@@ -538,14 +553,15 @@ def elleci_pretokenize(
     data:str, # where the text is: a file or folder of .txt, .md, .jsonl, .parquet; embedded:english; hub:NAME?config=…&field=…
     out:str, # folder for the shards; one that holds some is gone on with
     tokenizer:str|None=None, # a tokenizer.json, such as a run's; default: that of out, or one learned from the beginning of data
-    vocab_size:VocabSize|None=None, # entries of a tokenizer that has to be learned, the model's V; default: 32,128
+    vocab_size:VocabSize|None=None, # entries of a tokenizer that is learned, the model's V; default: 32,128
     workers:Workers|None=None, # processes; default: one per core, which is also the most
     shard_bytes:ShardBytes=2**26, # bytes of text in a shard
 )->Shards:
     "Tokenise text into memory-mapped shards; run it again to go on where it ended"
     spec, here = parse_spec(data), Path(out)/'tokenizer.json'
     if tokenizer is None and here.exists(): tokenizer = here
-    tok = _asked_tokenizer(tokenizer, vocab_size) if tokenizer else learn_tokenizer((('text', data),), vocab_size or ModelConfig.vocab_size)
+    if tokenizer: tok = _asked_tokenizer(tokenizer, vocab_size)
+    else: tok = learn_tokenizer((('text', data),), vocab_size or ModelConfig.vocab_size)
     shards = pretokenize(documents('text', data), out, tok, workers, shard_bytes, progress=sys.stderr.isatty(), total=text_bytes(spec))
     print(f'{shards.tokens:,} tokens of {shards.documents:,} documents in {len(shards.shards)} shards: {out}')
     return shards

@@ -93,7 +93,7 @@ def cut_text(
     text:str,
     longest:int|None, # characters, from which on to cut at the next place that allows it; None never cuts
 ):
-    "Pieces of at most 2·longest characters; their tokens, one after the other, are those of the text if it has a space here and there"
+    "Pieces of at most 2·longest characters; where the text has spaces, their tokens together are those of the whole"
     start, place = 0, re.compile(r'(?<=\S)[ \n]')
     while longest and len(text) - start > longest:
         found = place.search(text, start + longest, start + 2*longest)
@@ -109,7 +109,8 @@ def piece_length(
 )->int|None: # characters, as `cut_text` takes them
     "2¹⁶ if texts may be cut before spaces under this tokenizer, else None"
     words = json.loads(tok.pre_tokenizer.__getstate__()) if tok.pre_tokenizer else {}
-    return 2**16 if words.get('type') == 'ByteLevel' and words.get('use_regex') and tok.normalizer is None else None
+    known = words.get('type') == 'ByteLevel' and words.get('use_regex') and tok.normalizer is None
+    return 2**16 if known else None
 
 # %% ../../nbs/70_tokenizer.ipynb #b416af88
 def encode_text(
@@ -221,7 +222,8 @@ def _entries(
     model = d.get('model')
     found = {k: model.get(k) for k in ('vocab', 'merges')} if isinstance(model, dict) else None
     try: return decode_json(json.dumps(found), _Entries)
-    except (ValueError, RecursionError) as e: raise UserError(_DAMAGED.format(path=path, why=str(e)[:200])) from None
+    except (ValueError, RecursionError) as e:
+        raise UserError(_DAMAGED.format(path=path, why=str(e)[:200])) from None
 
 # %% ../../nbs/70_tokenizer.ipynb #40ebf991
 def _check_entries(
@@ -244,7 +246,8 @@ def _check_entries(
         raise UserError(f'The tokenizer {path} has no entry for some of the 256 bytes: {retrain}')
     for left, right in merges:
         if not (left in vocab and right in vocab and vocab.get(left + right, 0) >= len(SPECIALS)):
-            raise UserError(f'The tokenizer {path} merges {left[:40]!r} and {right[:40]!r}, which is no entry for text: {retrain}')
+            raise UserError(f'The tokenizer {path} merges {left[:40]!r} and {right[:40]!r}, which is no entry for text: '
+                            f'{retrain}')
 
 # %% ../../nbs/70_tokenizer.ipynb #8501af5a
 def _rest(
@@ -263,8 +266,8 @@ def _check_rest(
     "Raise `UserError` where the file differs from ours in anything but its entries"
     for key in sorted(found.keys() | due.keys()):
         if found.get(key) == due.get(key): continue
-        raise UserError(f'The tokenizer {path} has {key[:40]!r} set to {str(found.get(key))[:80]}, and might not return every text '
-                        'unchanged: train one with `train_tokenizer`.')
+        raise UserError(f'The tokenizer {path} has {key[:40]!r} set to {str(found.get(key))[:80]}, and might not return '
+                        'every text unchanged: train one with `train_tokenizer`.')
 
 # %% ../../nbs/70_tokenizer.ipynb #674d8a40
 def load_tokenizer(
@@ -275,7 +278,8 @@ def load_tokenizer(
     require('tokenizers', 'train or read a tokenizer')
     try: d = decode_json(read_limited(path), dict[str, Any])
     except OSError as e:
-        raise UserError(f'There is no tokenizer to read at {path} ({e.strerror}): give the path of a tokenizer.json, or train one.') from None
+        raise UserError(f'There is no tokenizer to read at {path} ({e.strerror}): give the path of a tokenizer.json, '
+                        'or train one.') from None
     except UserError: raise
     except ValueError as e: raise UserError(_DAMAGED.format(path=path, why=str(e)[:200])) from None
     entries = _entries(d, path)

@@ -234,7 +234,8 @@ def _run(hidden, weight, labels, rules, plan, dh, dw, dtypes, triton, scale):
         h, y = _cast(hidden[i:i + plan.chunk], made, 'hidden'), labels[i:i + plan.chunk].to(torch.int64)
         x = made['logits'][:len(h), :len(weight)]
         for a, b, w in _slabs(weight, plan, made): _product(h, w.t(), x[:, a:b])
-        loss, g = _launch(x, y, *rules, written if grad else None, scale) if triton else (cross_entropy_(x, y, *rules, grad, scale), x)
+        if triton: loss, g = _launch(x, y, *rules, written if grad else None, scale)
+        else: loss, g = cross_entropy_(x, y, *rules, grad, scale), x
         total += loss.sum()
         if grad and written != operand: g = made['gradient'][:len(h)].copy_(g)
         if dh is not None: _dhidden(g, weight, dh[i:i + plan.chunk], plan, made)
@@ -246,14 +247,15 @@ def _made(
     hidden:Tensor, weight:Tensor, labels:Tensor, ignore_index:int, z_loss:float, label_smoothing:float,
     max_bytes:int, compute:torch.dtype, need_hidden:bool, need_weight:bool, triton:bool,
 )->tuple[Tensor, Tensor, Tensor]:
-    "Sum of the losses (); times `_grad_scale`, its gradients for hidden (N, D) in its dtype (fp32 for fp16) and for weight (V, D) in fp32 or wider; empty if not needed"
+    "Sum of the losses (), and its gradients times `_grad_scale`: for hidden (N, D), for weight (V, D) in fp32 or wider; empty if not needed"
     need, dtypes = (need_hidden, need_weight), _dtypes(hidden, compute, triton)
     dh = hidden.new_empty(hidden.shape if need_hidden else (0,), dtype=_dhidden_dtype(hidden, dtypes[0]))
     dw = weight.new_empty(weight.shape if need_weight else (0,), dtype=dtypes[0])
     plan = _plan(hidden, weight, compute, triton, need, max_bytes)
     if not len(hidden): dw.zero_()
     rules = ignore_index, z_loss, label_smoothing
-    total = _run(hidden, weight, labels, rules, plan, dh if need_hidden else None, dw if need_weight else None, dtypes, triton, _grad_scale(compute, z_loss))
+    wanted = dh if need_hidden else None, dw if need_weight else None
+    total = _run(hidden, weight, labels, rules, plan, *wanted, dtypes, triton, _grad_scale(compute, z_loss))
     return total, dh, dw
 
 # %% ../../nbs/45_linear_cross_entropy.ipynb #25d9a856
@@ -377,8 +379,10 @@ def linear_cross_entropy(
     if check: _check_labels(labels.long(), len(weight), ignore_index)
     how = ignore_index, float(z_loss), float(label_smoothing), max_bytes
     with full_precision(h):
-        if compute == torch.float16 and backend in ('torch_native', 'liger') and torch.is_grad_enabled() and (h.requires_grad or weight.requires_grad):
-            raise UserError(f"backend={backend!r} rounds the logits' gradient to fp16 before the loss scale reaches it, and loses that of rare words: use 'auto'.")
+        trained = torch.is_grad_enabled() and (h.requires_grad or weight.requires_grad)
+        if trained and compute == torch.float16 and backend in ('torch_native', 'liger'):
+            raise UserError(f"backend={backend!r} rounds the logits' gradient to fp16 before the loss scale reaches it, "
+                            "and loses that of rare words: use 'auto'.")
         if backend in OTHERS: total = OTHERS[backend](h.to(compute), weight.to(compute), y.long(), *how).to(compute_dtype(h))
         else:
             triton = pick_backend(backend, h) == 'triton'

@@ -279,10 +279,12 @@ def _deltas(
     found, todo, changes = [], list(results.experimental_event_tree()), []
     while todo:
         e = todo.pop()
-        todo += e.children
         if e.tag == _EventType.Allocation:
-            if e.extra_fields.device.type == 'cpu': found.append((e.start_time_ns, e.extra_fields.ptr, e.extra_fields.alloc_size))
-        elif e.name.startswith('elleci.freed:'): found.append((e.start_time_ns, None, -int(e.name.split(':')[1])))
+            made = e.extra_fields
+            found.append((e.start_time_ns, made.ptr, made.alloc_size))
+            continue
+        todo += e.children
+        if e.name.startswith('elleci.freed:'): found.append((e.start_time_ns, None, -int(e.name.split(':')[1])))
     for _, address, n in sorted(found, key=lambda f: f[0]):
         if n >= smallest:
             changes.append(n - alive.get(address, 0))              # what lay there was freed while nothing was recorded
@@ -357,6 +359,9 @@ def _resident_peak()->int: # bytes; 0 where the system does not say
         with open('/proc/self/status') as f: return int(re.search(r'VmHWM:\s+(\d+) kB', f.read())[1])*KiB
     except (OSError, TypeError): return 0
 
+# %% ../../nbs/13_measure.ipynb #cd94984d
+PATIENCE = 1. # seconds of reading in a step for which nothing is given up
+
 # %% ../../nbs/13_measure.ipynb #46a9515f
 class StepMemory:
     "The highest point of some steps and the way there, measured at little cost; what happens between them does not count"
@@ -365,7 +370,8 @@ class StepMemory:
         known=(),            # CPU: tensors that live already and shall be counted; a list that nobody else holds
         blocks=(),           # modules before whose forward pass the record may be read, so that it stays short
     ):
-        self.device, self.blocks, self.steps, self.outline = _device(device), list(blocks), 0, Envelope()
+        self.device, self.blocks, self.outline = _device(device), list(blocks), Envelope()
+        self.steps, self.given_up = 0, False       # measured to their end; whether it would have taken too long
         self.record = _CudaRecord(self.device) if self.device.type == 'cuda' else _CpuRecord(known)
         self.result = Measurement(self.device, before=memory_now(self.device))
 
@@ -375,17 +381,18 @@ class StepMemory:
     ): # a context manager
         "Measure what happens within; nothing is measured where somebody else measures or profiles already"
         busy = self.device.type == 'cpu' and torch.autograd._profiler_enabled()
-        if busy or not _MEASURING.acquire(blocking=False):
+        if busy or self.given_up or not _MEASURING.acquire(blocking=False):
             yield
             return
         self.record.begin(inputs)
+        self.spent, self.began = 0., time.perf_counter()
         hooks, highest = self._hooks(), _resident_peak()
         try:
             yield
-            self.steps += 1
+            self.steps += not self.given_up
         finally:
             for hook in hooks: hook.remove()
-            self._note(end=True)
+            if not self.given_up: self._note(end=True)
             if (now := _resident_peak()) > highest: self.result.peak_resident = now
             _MEASURING.release()
 
@@ -395,9 +402,12 @@ class StepMemory:
         return hooks + [p.register_post_accumulate_grad_hook(lambda *_: self._note()) for p in firsts if p is not None and p.requires_grad]
 
     def _note(self, end=False):
-        if end or self.record.possible():
-            self.result.end = self._add(self.record.read(end))
-            self.result.peak_resident = max(self.result.peak_resident, memory_in_use(torch.device('cpu')))
+        if not end and (self.given_up or not self.record.possible()): return
+        began = time.perf_counter()
+        self.given_up = not end and self.spent > max(PATIENCE, (began - self.began)/2)
+        self.result.end = self._add(self.record.read(end or self.given_up))
+        self.spent += time.perf_counter() - began
+        self.result.peak_resident = max(self.result.peak_resident, memory_in_use(torch.device('cpu')))
 
     def _add(self, level):
         if not self.result.peak_allocated: self.result.start = int(level[0])
