@@ -295,6 +295,7 @@ def write_memory(
 
 # %% ../nbs/68_telemetry.ipynb #3d701a30
 Bytes = typing.Annotated[int, Range(0, 2**60)]
+Change = typing.Annotated[int, Range(-2**60, 2**60)]                        # bytes; less than 0 where more was freed than taken
 
 @dataclasses.dataclass
 class _Predicted:
@@ -315,8 +316,8 @@ class _Measured:
     optimizer:Bytes
     peak_allocated:Bytes
     peak_reserved:Bytes|None
-    context:Bytes|None
-    timeline:list[Bytes]
+    context:Change|None
+    timeline:list[Change]
 
 @dataclasses.dataclass
 class _Memory:

@@ -6,22 +6,22 @@
 __all__ = ['PATIENCE', 'AVERAGES', 'PROMPTS', 'validate', 'stop_on_signal', 'Controls', 'GoBack', 'Careful', 'keep_batch', 'fit',
            'make_average', 'find_lr', 'announce', 'measured_steps', 'compared', 'elleci_train', 'train_command']
 
-# %% ../nbs/76_train.ipynb #5fa116fe
+# %% ../nbs/76_train.ipynb #2058c458
 import contextlib, dataclasses, functools, gc, json, os, signal, stat, threading, time
 from pathlib import Path
 from typing import Annotated
 import torch
 from .core import Range, Seed, Share, UserError, about_memory, atomic_write, fmt_bytes, fmt_count, memory_free, memory_in_use
 from .core import pick_device, read_number, require, run_command, safe_output, seed_everything
-from .memory.host import HostMemory, return_freed
+from .memory.host import HostMemory, our_process, return_freed
 from .memory.ledger import parameter_counts
 from .memory.measure import StepMemory, explain_oom, release
-from .config import EMBEDDED, Config, config_to_json, preset as preset_config, read_config
+from .config import EMBEDDED, Config, TrainConfig, config_to_json, preset as preset_config, read_config
 from .model import IGNORE
 from .optim import make_optimizer
 from .engine import make_engine, make_model, owned
 from .schedules import LazyAverage, lerac, lr_factor, plateau_factor, range_test, suggest_lr
-from .account import Account, account, alternatives, measured_peak, process_line, settings
+from .account import Account, account, alternatives, measurable, measured_peak, process_line, settings
 from .guards import Guards
 from .telemetry import FOLDERS, Log, Meter, TernaryHealth, asked, claim, measured_memory, read_metrics, trackers, write_memory
 from .data.tokenizer import load_tokenizer, save_tokenizer
@@ -61,7 +61,7 @@ def stop_on_signal():
         asked.append(number)
     main = threading.current_thread() is threading.main_thread()
     known = [getattr(signal, name) for name in ('SIGINT', 'SIGTERM', 'SIGHUP') if hasattr(signal, name)]     # the last: its terminal was closed
-    known = [s for s in known if signal.getsignal(s) != signal.SIG_IGN]                                       # which `nohup` ignores
+    known = [s for s in known if s.name != 'SIGHUP' or signal.getsignal(s) != signal.SIG_IGN]                 # under `nohup` it goes on
     old = {s: signal.signal(s, ask) for s in known} if main else {}
     try: yield lambda: bool(asked)
     finally:
@@ -251,6 +251,16 @@ def find_lr(
     try: return suggest_lr(seen)
     except UserError as e: raise UserError(f'{e} Or give --lr a number.') from None
 
+# %% ../nbs/76_train.ipynb #9be2417c
+def slow_on_cpu(
+    t:TrainConfig,
+    device:torch.device,
+)->str: # a line, or nothing
+    "What was chosen that is there for GPUs, if `device` is a CPU"
+    chosen = [f'--precision {t.precision}']*(t.precision != 'fp32') + ['--int8-backward']*t.int8_backward
+    if device.type != 'cpu' or not chosen: return ''
+    return f"{' and '.join(chosen)}: slower than --precision fp32 alone on a CPU; it shows what a GPU would compute."
+
 # %% ../nbs/76_train.ipynb #3ee59a6a
 def _refuse_too_large(
     config:Config,
@@ -265,7 +275,7 @@ def _refuse_too_large(
         raise UserError(f'{config.preset} has {fmt_count(numbers)} parameters: its weights alone take {fmt_bytes(weights)}, and {where} has '
                         f'{fmt_bytes(room)} free: take a smaller model or a larger device.')
 
-# %% ../nbs/76_train.ipynb #c4a37313
+# %% ../nbs/76_train.ipynb #f8c9e270
 def announce(
     config:Config,
     device:torch.device,
@@ -277,10 +287,13 @@ def announce(
     a, t = account(config.model, config.train, 'cuda' if device.type == 'cuda' else 'cpu', name=config.preset, limit=free), config.train
     table = parameter_counts(config.model)
     print(f"{config.preset}: {fmt_count(sum(table.values()))} parameters ({', '.join(f'{k} {fmt_count(v)}' for k, v in table.items())})")
-    if a.target == 'cpu': a = dataclasses.replace(a, process=memory_in_use(device))
+    if a.target == 'cpu':
+        if 'host' in (t.weights_on, t.states_on): return_freed()           # who streams has chosen memory over time
+        a = dataclasses.replace(a, process=memory_in_use(device))
     print(f"{device} will hold {fmt_bytes(a.total)}{' in tensors' if a.process else ''} at its peak: {', '.join(f'{k} {fmt_bytes(v)}' for k, v in a.categories.items() if v)}")
     if a.process: print(process_line(a))
     print(f'{t.steps:,} steps of {t.tokens_per_step:,} tokens ({t.accumulate} × {t.batch_size} × {t.seq_len}), {t.optimizer}, lr {t.lr:g}, {t.precision}')
+    if slow := slow_on_cpu(t, device): print(slow)
     if free is not None and not a.fits(free):
         raise UserError(f'{config.preset} needs {fmt_bytes(a.needed)}, and {device} has {fmt_bytes(free)} free: take a smaller preset or a larger device; '
                         f'`elleci_memory --preset {config.preset} --vram {free//2**20}MiB` says what would fit.')
@@ -319,9 +332,9 @@ def compared(
     with measured_steps(engine) as memory:
         for i in steps:
             yield i
-            if memory.steps == 2: break
+            if memory.steps == 2 or memory.given_up: break
         else: return
-    tell(i, memory.measurement())
+    if memory.steps == 2: tell(i, memory.measurement())
     yield from steps
 
 # %% ../nbs/76_train.ipynb #d96fb73b
@@ -454,7 +467,7 @@ def _bar(steps, done):
 # %% ../nbs/76_train.ipynb #6d924a4d
 def _past(steps): return f", past the batch{'es' if len(steps) > 1 else ''} of step{'s' if len(steps) > 1 else ''} {', '.join(map(str, steps))}" if steps else ''
 
-# %% ../nbs/76_train.ipynb #696a3089
+# %% ../nbs/76_train.ipynb #3215c2be
 class _HeldLog(Log):
     "A `Log` that does not write into a folder which is no longer the run's"
     def __init__(self, run, listeners, done, held):
@@ -517,7 +530,8 @@ def _attempt(run, config, a, device, past, tell, held, found):
         held()
         kept = dict(more=average.state_dict(), average=[average.begin, average.every]) if average else {}
         saver.save(i, model, optimizer, data=mix.fingerprint, tokenizer=fingerprint(tok), place=place, losses=losses, **kept, **dict(scaler=engine.scaler.state_dict()) if getattr(engine, 'scaler', None) else {})
-    watched = lambda steps: compared(progress(steps), engine, functools.partial(_reconciled, run, a, model, optimizer, log, say))
+    told_peak = functools.partial(_reconciled, run, a, model, optimizer, log, say)
+    watched = lambda steps: compared(progress(steps), engine, told_peak) if measurable(a) else progress(steps)
     def keep(i, micro):
         held()
         keep_batch(run, i, micro)
@@ -705,7 +719,7 @@ def _run_folder(out, preset):
     if out is not None and not str(out): raise UserError('--out is empty: give a folder, or leave it out for runs/<preset>.')
     return Path(out if out is not None else f'runs/{preset}')
 
-# %% ../nbs/76_train.ipynb #6b1e6478
+# %% ../nbs/76_train.ipynb #b829d41d
 def elleci_train(
     preset:str|None=None, # elleci-tiny (the default), elleci-1b5, elleci-1b5-12gib
     steps:Many|None=None, # optimizer steps
@@ -717,14 +731,14 @@ def elleci_train(
     seq:Many|None=None,   # tokens in a row
     accumulate:Annotated[int, Range(1, 10**4 - 1)]|None=None, # micro-batches in an optimizer step
     optimizer:str|None=None,  # lion, adamw or lion8
-    precision:str|None=None,  # bf16, fp16, bf16-weights or fp32
+    precision:str|None=None,  # bf16, fp16, bf16-weights or fp32, the fastest on a CPU
     checkpointing:str|None=None, # none, selective, block or offload
     engine:str|None=None,     # ordinary or layer-major
     clip_by:str|None=None,    # model or layer
     residuals:str|None=None,  # layer-major: auto, device, pinned or pageable
     weights_on:str|None=None, # layer-major: device or host
     states_on:str|None=None,  # layer-major: device or host
-    int8_backward:bool=False, # ternary layers: gradients rounded to int8 too
+    int8_backward:bool=False, # ternary layers: gradients rounded to int8 too; slower on a CPU
     lr:Annotated[str, RATES]|None=None, # learning rate; auto finds one by a range test of 100 steps
     schedule:str|None=None, # wsd, cosine or onecycle
     lengths:str|None=None, # growing rows, e.g. 0:4,0.1:2,0.3:1 begins at a quarter of --seq
@@ -751,8 +765,8 @@ def elleci_train(
     with safe_output(droppable=True), _plain_torch(): _go(run, begin, resume, auto, track)
     return run
 
-# %% ../nbs/76_train.ipynb #dcee1ec5
+# %% ../nbs/76_train.ipynb #6532e69d
 def train_command():
     "`elleci_train` in a shell"
-    return_freed()
+    our_process()
     return run_command(elleci_train, droppable=True)
