@@ -1,8 +1,10 @@
-"""Finds assertions that depend on how long something took, and waits that give up too early: a busy machine fails them.
+"""Finds assertions that depend on how long something took, and waits that give up too early: a busy machine
+fails them.
 
-A name is *timed* if a clock's reading flows into it: by assignment, by `append`, or as what a function returns. Asserting
-that a timed value lies above or below another (other than 0) depends on the machine and on everybody who is using it.
-What a clock is needed for elsewhere, to print or to leave a loop that hangs, is allowed.
+A name is *timed* if a clock's reading flows into it: by assignment, by `append`, or as what a function
+returns. Asserting that a timed value lies above or below another (other than 0) depends on the machine and
+on everybody who is using it. What a clock is needed for elsewhere, to print or to leave a loop that hangs,
+is allowed.
 """
 import ast
 
@@ -10,6 +12,7 @@ import ast
 CLOCKS = {'perf_counter', 'perf_counter_ns', 'monotonic', 'monotonic_ns', 'default_timer', 'elapsed_time', 'timeit',
           'bandwidth', 'measured_machine', '_fastest', '_link', '_launch'}   # our own
 TIMED_KEYS = {'waited', 'tokens_per_s', 'eta_s'}                            # of what a step writes down
+GROWS = {'append', 'extend', 'appendleft'}
 WAITS = {'join', 'wait', 'poll', 'communicate', 'alarm', 'within'}
 PATIENCE = 300     # seconds: the least that a wait may be limited to
 
@@ -38,8 +41,8 @@ def flows(tree):
             for target in n.targets: yield from pairs(target, n.value)
         elif isinstance(n, (ast.AugAssign, ast.NamedExpr, ast.AnnAssign)) and n.value: yield names(n.target), n.value
         elif isinstance(n, (ast.For, ast.comprehension)): yield names(n.target), n.iter
-        elif isinstance(n, ast.Call) and called(n) in ('append', 'extend', 'appendleft') and isinstance(n.func, ast.Attribute):
-            for arg in n.args: yield names(n.func.value), arg
+        elif isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr in GROWS:
+            yield from ((names(n.func.value), arg) for arg in n.args)
         elif isinstance(n, ast.FunctionDef):
             for r in ast.walk(n):
                 if isinstance(r, ast.Return) and r.value: yield {n.name}, r.value

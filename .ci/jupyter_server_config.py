@@ -1,8 +1,9 @@
 """JupyterLab's settings for `make lab`: what is saved is clean, and threads that have nothing to do sleep.
 
-Opening, running and saving a notebook must not show up in `git diff` unless something was edited. So a save cleans as
-`nbdev_clean` does, and a code cell whose source is that of the last commit keeps the outputs of that commit: pictures and
-timings differ a little each time. To renew outputs on purpose: `ELLECI_NEW_OUTPUTS=1 make lab`.
+Opening, running and saving a notebook must not show up in `git diff` unless something was edited. So a save
+cleans as `nbdev_clean` does, and a code cell whose source is that of the last commit keeps the outputs of
+that commit: pictures and timings differ a little each time. To renew outputs on purpose:
+`ELLECI_NEW_OUTPUTS=1 make lab`.
 """
 import json, os, subprocess
 from pathlib import Path

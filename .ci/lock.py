@@ -1,8 +1,10 @@
-"""Renews the lower part of constraints.txt: the version of everything that our direct requirements bring along.
+"""Renews the lower part of constraints.txt: the version of everything that our direct requirements bring
+along.
 
     make lock
 
-The upper part, down to the line that begins with `# Everything`, holds the direct requirements and is written by hand.
+The upper part, down to the line that begins with `# Everything`, holds the direct requirements and is
+written by hand.
 """
 import re, subprocess, sys, tempfile
 from configparser import ConfigParser

@@ -1,9 +1,11 @@
-"""Two trainings on one machine at once, against one alone, with idle threads that spin or sleep: data/results/two_runs-<commit>.json.
+"""Two trainings on one machine at once, against one alone, with idle threads that spin or sleep:
+data/results/two_runs-<commit>.json.
 
     python benchmarks/two_runs.py [--seconds N] [--rounds N]
 
-Every setting trains elleci-tiny alone and then twice at the same time, in turn and for several rounds, so that all of
-them see the same machine. Counted are the steps that end in a window of time in which nothing else of it starts or ends.
+Every setting trains elleci-tiny alone and then twice at the same time, in turn and for several rounds, so
+that all of them see the same machine. Counted are the steps that end in a window of time in which nothing
+else of it starts or ends.
 """
 import argparse, datetime, json, os, statistics, subprocess, sys, tempfile, time
 from pathlib import Path

@@ -264,7 +264,8 @@ linear_cross_entropy_op = torch.library.custom_op('elleci::linear_cross_entropy'
 @linear_cross_entropy_op.register_fake
 def _(hidden, weight, labels, ignore_index, z_loss, label_smoothing, max_bytes, compute, need_hidden, need_weight, triton):
     wide = torch.float64 if compute == torch.float64 else torch.float32
-    return (hidden.new_empty((), dtype=wide), hidden.new_empty(hidden.shape if need_hidden else (0,), dtype=_dhidden_dtype(hidden, wide)),
+    dh_shape, dh_dtype = hidden.shape if need_hidden else (0,), _dhidden_dtype(hidden, wide)
+    return (hidden.new_empty((), dtype=wide), hidden.new_empty(dh_shape, dtype=dh_dtype),
             weight.new_empty(weight.shape if need_weight else (0,), dtype=wide))
 
 # %% ../../nbs/45_linear_cross_entropy.ipynb #ff12ec75
@@ -398,5 +399,6 @@ def launches()->list: # (name, function without arguments)
     def one(dtype, smoothing=0., words=32128):
         x, y = torch.zeros(4, words), torch.zeros(4, dtype=torch.int64)
         return lambda: _launch(x, y, -100, 0., smoothing, dtype)
-    kinds = {'gradient bfloat16': (torch.bfloat16,), 'gradient float16': (torch.float16,), 'gradient float32': (torch.float32,), 'loss alone': (None,), 'smoothing, bfloat16': (torch.bfloat16, .1)}
+    kinds = {'gradient bfloat16': (torch.bfloat16,), 'gradient float16': (torch.float16,),
+             'gradient float32': (torch.float32,), 'loss alone': (None,), 'smoothing, bfloat16': (torch.bfloat16, .1)}
     return [(f'cross_entropy {name}', one(*how)) for name, how in kinds.items()]
