@@ -66,7 +66,7 @@ def restore_random(
 
 # %% ../nbs/74_checkpoint.ipynb #7d1bda7c
 def _check_random(states):
-    "`UserError` unless `restore_random` can read every state that it needs; the generators of this process are left alone"
+    "`UserError` unless `restore_random` can read every state that it needs; this process's generators are left alone"
     try:
         torch.Generator().set_state(states['torch'])
         kind, keys, *rest = json.loads(states['numpy'].numpy().tobytes())
@@ -74,7 +74,8 @@ def _check_random(states):
         version, inner, gauss = json.loads(states['python'].numpy().tobytes())
         random.Random().setstate((version, tuple(inner), gauss))
         for name, t in states.items():
-            if t.dtype != torch.uint8 or t.ndim != 1 or not re.fullmatch(r'torch|numpy|python|cuda/\d+', name): raise ValueError(f'{name} is none')
+            known = re.fullmatch(r'torch|numpy|python|cuda/\d+', name)
+            if t.dtype != torch.uint8 or t.ndim != 1 or not known: raise ValueError(f'{name} is none')
     except (KeyError, TypeError, ValueError, RuntimeError, RecursionError, OverflowError) as e:
         raise UserError(f'its random states are missing or damaged ({type(e).__name__})') from None
 
@@ -145,7 +146,8 @@ def _seal_text(step, said, files):
 def _unsealed(raw):
     "What format 1 wrote, which had no seal; `ValueError` for what is not laid out like it"
     record = decode_json(raw, _Record)
-    if record.format != 1 or json.dumps(decode_json(raw, dict), indent=1).encode() != raw: raise ValueError('It has no seal')
+    as_written = json.dumps(decode_json(raw, dict), indent=1).encode()
+    if record.format != 1 or as_written != raw: raise ValueError('It has no seal')
     return record
 
 def _read_seal(path):
@@ -161,7 +163,8 @@ def _as_dict(said):
 
 # %% ../nbs/74_checkpoint.ipynb #85299cd3
 STEP = r'\d{8,9}'                                                     # a checkpoint's name
-OWN_FILES = rf'{re.escape(MODEL)}|{re.escape(STATE)}|{re.escape(SEAL)}(\.new)?|\.tmp\w{{6}}'   # the last: safetensors writes there first
+TEMPORARY = r'\.tmp\w{6}'                                              # where safetensors writes first
+OWN_FILES = rf'{re.escape(MODEL)}|{re.escape(STATE)}|{re.escape(SEAL)}(\.new)?|{TEMPORARY}'
 
 def _folder(run): return own_folder(run, 'checkpoints')
 
@@ -187,7 +190,7 @@ def remove_own(
 def is_run(
     folder:str|Path, # as it is given as --out
 )->bool:
-    "Whether a run may be begun or resumed there: the folder is missing or empty, or holds what a run has written first"
+    "Whether a run may be begun or resumed there: it is missing or empty, or holds what a run writes first"
     folder = Path(folder)
     if not os.path.lexists(folder): return True
     if not folder.is_dir(): return False
@@ -200,14 +203,14 @@ def is_run(
 # %% ../nbs/74_checkpoint.ipynb #2e646550
 def _remedy(e):
     "What to do about an error of the disk"
-    said = str(e).lower()
-    if getattr(e, 'errno', None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or any(w in said for w in ('no space', 'quota', 'file too large')): return 'make room on the disk'
+    said, number = str(e).lower(), getattr(e, 'errno', None)
+    full = any(words in said for words in ('no space', 'quota', 'file too large'))
+    if full or number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG): return 'make room on the disk'
     if isinstance(e, MemoryError) or 'memory' in said or 'allocate' in said: return 'close other programs, memory is short'
     return 'check that the folder is there and may be written to'
 
-def _clear_away(folder):
-    "`UserError` where a folder that is to be written anew holds what we have not written"
-    if not remove_own(folder): raise UserError(f'{folder} is in the way and holds what no run has written: move it away.')
+def _refuse_foreign(folder):
+    raise UserError(f'{folder} is in the way and holds what no run has written: move it away.')
 
 # %% ../nbs/74_checkpoint.ipynb #95d1e164
 def write_checkpoint(
@@ -218,27 +221,29 @@ def write_checkpoint(
 )->Path: # the checkpoint
     "Write a checkpoint that is there whole or not at all; raises `UserError` where the disk refuses, and leaves the others as they are"
     final = _folder(run)/f'{step:08d}'; new = final.with_name(f'.{final.name}.new')
-    if os.path.lexists(final):                                             # the same state, unless it is damaged
+    if os.path.lexists(final):                                        # the same state, unless it is damaged
         with contextlib.suppress(UserError): return verify(final).folder
     try:
-        _clear_away(new)
+        if not remove_own(new): _refuse_foreign(new)
         make_folder(new)
         for name, tensors in parts.items(): _write(new/name, tensors)
-        atomic_write(new/SEAL, _seal_text(step, said, {name: _checksum(new/name) for name in parts}))   # flushes the folder, too
+        files = {name: _checksum(new/name) for name in parts}
+        atomic_write(new/SEAL, _seal_text(step, said, files))             # flushes the folder, too
         sync_metrics(run)
         _remove(final)                                                    # of an earlier life, and found damaged
-        if os.path.lexists(final): raise UserError(f'{final} is in the way and holds what no run has written: move it away.')
+        if os.path.lexists(final): _refuse_foreign(final)
         replace_file(new, final)
         with contextlib.suppress(OSError): atomic_write(_folder(run)/'latest', final.name + '\n')   # nothing here depends on it
     except Exception as e:
         remove_own(new)
         if isinstance(e, UserError): raise
-        raise UserError(f'{final} could not be written ({e}): {_remedy(e)}; the checkpoints before it are intact.') from None
+        said = f'{final} could not be written ({e}): {_remedy(e)}; the checkpoints before it are intact.'
+        raise UserError(said) from None
     return final
 
 # %% ../nbs/74_checkpoint.ipynb #2c591dc1
 def _remove(folder):
-    "Take a checkpoint out of sight first, so that none is ever seen half removed; one with other files in it stays"
+    "Take a checkpoint out of sight, then remove it: none is ever seen half removed; one with other files in it stays"
     gone = folder.with_name(f'.{folder.name}.old')
     if not _is_folder(folder) or not all(re.fullmatch(OWN_FILES, p.name) for p in folder.iterdir()): return
     if remove_own(gone): os.replace(folder, gone)
@@ -284,14 +289,16 @@ class Checkpoint(NamedTuple):
 def verify(
     folder:str|Path, # a checkpoint
 )->Checkpoint:
-    "Compare step, sizes, checksums, and read what belongs to no parameter; raises `UserError` that names what is not as it was written"
+    "Compare step, sizes, checksums, and read the random states; `UserError` that names what is not as it was written"
     folder = Path(folder)
-    if not _is_folder(folder): raise UserError(f'{folder} is no whole checkpoint: it is no folder.')
+    why = f'{folder} is no whole checkpoint'
+    if not _is_folder(folder): raise UserError(f'{why}: it is no folder.')
     try: seal = _read_seal(folder/SEAL)
-    except (OSError, ValueError, RecursionError): raise UserError(f'{folder} is no whole checkpoint: its {SEAL} is missing or damaged.') from None
-    if seal.format not in (1, FORMAT): raise UserError(f'{folder} is of format {seal.format}, and this version reads {FORMAT}: use the version that wrote it.')
-    if folder.name != f'{seal.step:08d}': raise UserError(f'{folder} is no whole checkpoint: its {SEAL} is that of step {seal.step}.')
-    if seal.files.keys() != {MODEL, STATE}: raise UserError(f'{folder} is no whole checkpoint: its {SEAL} names other files.')
+    except (OSError, ValueError, RecursionError): raise UserError(f'{why}: its {SEAL} is missing or damaged.') from None
+    if seal.format not in (1, FORMAT):
+        raise UserError(f'{folder} is of format {seal.format}, and this version reads {FORMAT}: use the version that wrote it.')
+    if folder.name != f'{seal.step:08d}': raise UserError(f'{why}: its {SEAL} is that of step {seal.step}.')
+    if seal.files.keys() != {MODEL, STATE}: raise UserError(f'{why}: its {SEAL} names other files.')
     for name, written in seal.files.items(): _check_file(folder/name, written)
     _check_parts(folder)
     return Checkpoint(folder, seal.step, _as_dict(seal.said))
@@ -311,7 +318,9 @@ def _layout(path):
     "Name: (shape, dtype) of the tensors in a file, from its head; `UserError` if it is none"
     st = require('safetensors', 'read a run')
     try:
-        with st.safe_open(path, 'pt') as f: return {k: ((s := f.get_slice(k)).get_shape(), s.get_dtype()) for k in f.keys()}
+        with st.safe_open(path, 'pt') as f:
+            parts = {name: f.get_slice(name) for name in f.keys()}
+            return {name: (part.get_shape(), part.get_dtype()) for name, part in parts.items()}
     except (st.SafetensorError, OSError) as e: raise UserError(f'{path} is damaged ({e}).') from None
 
 
@@ -319,17 +328,18 @@ def _check_parts(folder):
     "`UserError` unless the state names parameters of the model, and holds the random states"
     names, st = _layout(folder/MODEL), require('safetensors', 'read a run')
     with st.safe_open(folder/STATE, 'pt') if _layout(folder/STATE) else contextlib.nullcontext() as f:
-        keys = list(f.keys()) if f else []
-        try: _check_random({k.removeprefix(f'{RANDOM}/'): f.get_tensor(k) for k in keys if k.startswith(f'{RANDOM}/')})
+        keys, own = list(f.keys()) if f else [], f'{RANDOM}/'
+        try: _check_random({k.removeprefix(own): f.get_tensor(k) for k in keys if k.startswith(own)})
         except UserError as e: raise UserError(f'{folder/STATE} is damaged: {e}.') from None
     foreign = [k for k in keys if k.split('/')[0] not in (MORE, RANDOM) and k.rpartition('/')[0] not in names]
-    if foreign or not names: raise UserError(f'{folder/STATE} is damaged: it belongs to another model ({foreign[:1]}).')
+    if foreign or not names:
+        raise UserError(f'{folder/STATE} is damaged: it belongs to another model ({foreign[:1]}).')
 
 # %% ../nbs/74_checkpoint.ipynb #d269821c
 def checkpoints(
     run:str|Path, # the run's folder
 )->list[Path]: # newest first, not yet verified
-    "The checkpoints of a run, and what only has the name of one; `UserError` where `checkpoints` is a link or a file"
+    "The checkpoints of a run, and what only has such a name; `UserError` where `checkpoints` is a link or a file"
     folder = _folder(run)
     found = [p for p in folder.iterdir() if re.fullmatch(STEP, p.name)] if folder.exists() else []
     return sorted(found, key=lambda p: int(p.name), reverse=True)
@@ -337,7 +347,7 @@ def checkpoints(
 # %% ../nbs/74_checkpoint.ipynb #414943df
 def newest(
     run:str|Path, # the run's folder
-    fits=lambda point: None, # called with one that is whole; raises `UserError` where it cannot be loaded, see `fits_model`
+    fits=lambda point: None, # called with one that is whole; `UserError` where it cannot be loaded, see `fits_model`
 )->Checkpoint|None: # None where nothing was saved yet
     "The newest whole checkpoint; warns of those that are damaged, and raises `UserError` if all are"
     found, said = checkpoints(run), []
@@ -364,10 +374,12 @@ def tensor_text(
     "The text kept in a file of tensors"
     st = require('safetensors', 'read a run')
     if not Path(path).exists(): return {}
-    if not Path(path).is_file(): raise UserError(f'{path} is a folder, a pipe or a device: give the folder of a trained model.')
+    if not Path(path).is_file():
+        raise UserError(f'{path} is a folder, a pipe or a device: give the folder of a trained model.')
     try:
         with st.safe_open(path, 'pt') as f: return f.metadata() or {}
-    except (st.SafetensorError, OSError): raise UserError(f'{path} is damaged: restore it from a copy, or start a new run in another folder.') from None
+    except (st.SafetensorError, OSError):
+        raise UserError(f'{path} is damaged: restore it from a copy, or start a new run in another folder.') from None
 
 # %% ../nbs/74_checkpoint.ipynb #d960b7c8
 def _load(
@@ -431,7 +443,7 @@ def load_checkpoint(
 
 # %% ../nbs/74_checkpoint.ipynb #0c9aacaa
 def _expected(model, optimizer):
-    "Name: meta tensor, of what `parts_of` would write after a step; the gradients of a model on the meta device are made for it"
+    "Name: meta tensor, of weights, optimizer state and average, as a step would leave them; the model is a meta one"
     for p in model.parameters(): p.grad = torch.zeros_like(p)
     optimizer.step()
     sums = {f'{MORE}/{unit}/{i}': p for unit, params in owned(model).items() for i, p in enumerate(params)}
@@ -439,13 +451,16 @@ def _expected(model, optimizer):
 
 
 def _check_tensors(path, wanted, exact=True):
-    "`UserError` unless the tensors of these names have the right shapes and dtypes (not `exact`: floats of any kind), and are finite"
+    "`UserError` unless these tensors have the right shapes and dtypes (not `exact`: floats of any kind), and are finite"
     with require('safetensors', 'read a run').safe_open(path, 'pt') as f:
         for name, like in wanted.items():
             t = f.get_tensor(name)
             fine = t.dtype == like.dtype if exact else t.is_floating_point() == like.is_floating_point()
-            if t.shape != like.shape or not fine: raise UserError(f'{path} holds another {name} ({tuple(t.shape)}, {t.dtype}) than its configuration asks for.')
-            if t.is_floating_point() and not torch.isfinite(t).all(): raise UserError(f'{path} is damaged: {name} has values that are not finite.')
+            if t.shape != like.shape or not fine:
+                kind = f'{tuple(t.shape)}, {t.dtype}'
+                raise UserError(f'{path} holds another {name} ({kind}) than its configuration asks for.')
+            if t.is_floating_point() and not torch.isfinite(t).all():
+                raise UserError(f'{path} is damaged: {name} has values that are not finite.')
 
 # %% ../nbs/74_checkpoint.ipynb #0bf64fa5
 def fits_model(
@@ -453,19 +468,24 @@ def fits_model(
     optimizer:torch.optim.Optimizer, # made for it
     train:TrainConfig,
 ): # for `newest`
-    "A function that raises `UserError` for a checkpoint which cannot be loaded into such a model and optimizer"
+    "A function that raises `UserError` for a checkpoint that cannot be loaded into such a model and optimizer"
     own, state, sums = _expected(model, optimizer)
     def fits(point):
-        there = _layout(point.folder/STATE).keys()
+        weights_at, state_at = point.folder/MODEL, point.folder/STATE
+        there = _layout(state_at).keys()
         kept = {k for k in there if k.startswith(f'{MORE}/')}
         stated = {k for k in there if k.partition('/')[0] not in (MORE, RANDOM)}
-        if _layout(point.folder/MODEL).keys() != own.keys(): raise UserError(f'{point.folder/MODEL} belongs to another model: use its own config.json.')
-        if stated not in (set(), set(state)): raise UserError(f'{point.folder/STATE} is damaged: it lacks, or holds too much of, the state of {train.optimizer}.')
-        if kept not in (set(), set(sums)) or kept and 'average' not in point.said: raise UserError(f'{point.folder/STATE} is damaged: its average is not that of this model.')
-        if train.precision == 'fp16' and 'scaler' not in point.said: raise UserError(f'{point.folder/SEAL} is damaged: it lacks the loss scale.')
-        _check_tensors(point.folder/MODEL, own, exact=False)
-        _check_tensors(point.folder/STATE, {k: state[k] for k in stated})
-        _check_tensors(point.folder/STATE, {k: sums[k] for k in kept}, exact=False)
+        if _layout(weights_at).keys() != own.keys():
+            raise UserError(f'{weights_at} belongs to another model: use its own config.json.')
+        if stated not in (set(), set(state)):
+            raise UserError(f'{state_at} is damaged: it lacks, or holds too much of, the state of {train.optimizer}.')
+        if kept not in (set(), set(sums)) or kept and 'average' not in point.said:
+            raise UserError(f'{state_at} is damaged: its average is not that of this model.')
+        if train.precision == 'fp16' and 'scaler' not in point.said:
+            raise UserError(f'{point.folder/SEAL} is damaged: it lacks the loss scale.')
+        _check_tensors(weights_at, own, exact=False)
+        _check_tensors(state_at, {k: state[k] for k in stated})
+        _check_tensors(state_at, {k: sums[k] for k in kept}, exact=False)
     return fits
 
 # %% ../nbs/74_checkpoint.ipynb #8c781830
@@ -480,7 +500,7 @@ class Saver:
         self.run, self.keep, self.milestones, self.failed, self.thread, self.error, self.saved = Path(run), keep, milestones, failed, None, None, None
         left = _folder(run).iterdir() if _folder(run).exists() else ()
         for p in list(left):
-            if re.fullmatch(rf'\.{STEP}\.(new|old)', p.name): remove_own(p)                       # what a kill has left
+            if re.fullmatch(rf'\.{STEP}\.(new|old)', p.name): remove_own(p)       # what a kill has left
 
     def save(self, step, model, optimizer, more={}, **said):
         "Save, now or behind; `saved` is the last step that is on the disk"

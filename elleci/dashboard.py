@@ -24,7 +24,7 @@ from .telemetry import READ_AT_MOST, ask, events_of, is_running, read_memory
 # %% ../nbs/77_dashboard.ipynb #918c9e15
 COLUMNS_SHOWN = 140                                                                     # of a panel
 COLUMNS = ('step', 'time', 'loss', 'tokens_per_s', 'memory_bytes', 'grad_norm')          # of a step, 8 bytes each
-KEPT = 20_000                                                                           # validations and news; a run of 50,000 steps has a hundred
+KEPT = 20_000                                                                           # validations and news
 
 def _stamp(path):
     "Of a file: what changes when it does; None where there is none"
@@ -75,7 +75,9 @@ class Watch:
         self.last = whole[whole.rfind(b'\n', 0, -1) + 1:][-READ_AT_MOST//4:]
         events, skipped = events_of(whole.split(b'\n'))
         for event in events: self._take(event)
-        if skipped and not self.skipped: warnings.warn(f'{self.run/"metrics.jsonl"} has {skipped} lines that are no events: they are left out.', stacklevel=3)
+        if skipped and not self.skipped:
+            said = f'{self.run/"metrics.jsonl"} has {skipped} lines that are no events: they are left out.'
+            warnings.warn(said, stacklevel=3)
         self.skipped += skipped
         del self.news[:-KEPT], self.validations[:-KEPT]
 
@@ -87,7 +89,7 @@ class Watch:
             new = f.read(READ_AT_MOST + len(self.last))
             self.bytes_read += len(new)
             if new.startswith(self.last): return new[len(self.last):]
-        self.forget()                                                                            # shorter, or another file
+        self.forget()                                                   # shorter, or another file
         self.at = max(0, size - READ_AT_MOST)
         f.seek(self.at)
         new = f.read(READ_AT_MOST)
@@ -108,7 +110,8 @@ class Watch:
 
     def _take_back(self, step):
         "A run was resumed at `step`, and what it had written after it could not be removed"
-        self.news, self.validations = ([r for r in rows if 0 < step >= r['step']] for rows in (self.news, self.validations))
+        self.news = [r for r in self.news if 0 < step >= r['step']]
+        self.validations = [r for r in self.validations if 0 < step >= r['step']]
         keep = sum(0 < step >= s for s in self.columns['step'])
         for column in self.columns.values(): del column[keep:]
         self.step = {k: c[-1] for k, c in self.columns.items() if math.isfinite(c[-1])} if keep else {}
@@ -193,7 +196,8 @@ def elleci_watch(
     every:typing.Annotated[float, Range(.01, 86_400.)]=2., # seconds between glances
 )->None:
     "Follow a run in one line, from its files; Ctrl-C ends the looking, not the run"
-    if sys.stdout is None: raise UserError('elleci_watch prints to its standard output, which is closed: leave it open, or send it to a file.')
+    if sys.stdout is None:
+        raise UserError('elleci_watch prints to its standard output, which is closed: leave it open, or send it to a file.')
     try: _follow(Watch(run), once, every)
     except BrokenPipeError:                                             # who read it has left, and so do we
         sys.stdout = open(os.devnull, 'w')                              # where Python may flush at its end
@@ -465,8 +469,12 @@ def _chips(bars):
 # %% ../nbs/77_dashboard.ipynb #cb8541d4
 def _news(w, n=5):
     "The last news, those of guards in red"
-    rows = [f'<div style="color:{LIMIT if r.get("guard") not in (None, "control") else "#444"}">step {r["step"]:,}: {html.escape(printable(str(r["news"])))}</div>' for r in w.news[:-n - 1:-1]]
-    if w.skipped: rows.append(f'<div style="color:#777">{w.skipped:,} lines of metrics.jsonl are no events and left out</div>')
+    def row(r):
+        colour = LIMIT if r.get('guard') not in (None, 'control') else '#444'
+        return f'<div style="color:{colour}">step {r["step"]:,}: {html.escape(printable(str(r["news"])))}</div>'
+    rows = [row(r) for r in w.news[:-n - 1:-1]]
+    left_out = f'{w.skipped:,} lines of metrics.jsonl are no events and left out'
+    if w.skipped: rows.append(f'<div style="color:#777">{left_out}</div>')
     return f'<div style="font-size:12px;margin:6px 0 0 8px">{"".join(rows)}</div>' if rows else ''
 
 # %% ../nbs/77_dashboard.ipynb #5e4b6098
@@ -639,6 +647,8 @@ class Plan:
     changes:tuple = ()   # lines of advice
     problem:str = ''     # one sentence
     context = 0; target = 'cuda'   # as `elleci.account.verdict` asks of an account
+    @property
+    def needed(self): return self.total
 
 # %% ../nbs/77_dashboard.ipynb #a71e4f54
 def _sized(

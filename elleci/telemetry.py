@@ -26,8 +26,8 @@ from .step_time import MACHINES, REACHED, step_flops
 from .account import Account, thin
 
 # %% ../nbs/68_telemetry.ipynb #fda9ba23
-NUMBERS = frozenset(('time loss aux_loss val_loss average_loss grad_norm lr seconds waited tokens tokens_per_s batch seq_len eta_s mfu joules '
-                     'memory_bytes peak_bytes ternary_zero ternary_flipped loss_scale').split())
+NUMBERS = frozenset(('time loss aux_loss val_loss average_loss grad_norm lr seconds waited tokens tokens_per_s batch '
+                     'seq_len eta_s mfu joules memory_bytes peak_bytes ternary_zero ternary_flipped loss_scale').split())
 PREFIXES = ('val_loss_', 'average_loss_', 'predicted_', 'measured_')   # of names of numbers, too
 TEXTS = frozenset(('news', 'sample', 'guard'))
 
@@ -51,15 +51,18 @@ def decode_event(
     except UserError: raise                                                 # msgspec is missing
     except ValueError: return None
     step = event.get('step')
-    if type(step) is not int or not 0 <= step <= 10**9 or not all(_fits(k, v) for k, v in event.items()): return None
+    if type(step) is not int or not 0 <= step <= 10**9: return None
+    if not all(_fits(k, v) for k, v in event.items()): return None
     short = lambda v: isinstance(v, list) and len(v) <= 10_000 and all(map(_is_plain, v))
     return {k: v for k, v in event.items() if _is_plain(v) or short(v)}
 
 # %% ../nbs/68_telemetry.ipynb #215bd6de
-READ_AT_MOST = 64*MiB # of `metrics.jsonl`, its end: 200,000 steps; more would fill the memory of whoever looks
+READ_AT_MOST = 64*MiB # of `metrics.jsonl`, its end: 200,000 steps; more would fill the memory of who looks
 LONGEST_LINE = MiB
 
 def _is_marker(event): return event.get('resumed') is True
+
+def _same_average(a, b): return 'average_loss' in a and 'average_loss' in b and a['step'] == b['step']
 
 def _taken_back(rows, step): return [r for r in rows if 0 < step >= r['step']]
 
@@ -84,8 +87,8 @@ def events_of(
 # %% ../nbs/68_telemetry.ipynb #7b643a2c
 def read_metrics(
     run:str|Path, # the run's folder
-)->list[dict]: # one flat dict per event, of the last 64 MiB; a torn last line is left out, others that are no events with a warning
-    "What a run has written down so far, no step twice"
+)->list[dict]: # one flat dict per event, of the last 64 MiB
+    "What a run has written down so far, no step twice; warns of lines that are no events, but for a torn last one"
     path = Path(run)/'metrics.jsonl'
     try:
         with open_regular(path) as f: *lines, last = _end_of(f)[0].split(b'\n')
@@ -98,13 +101,13 @@ def read_metrics(
     rows = []
     for event in events + events_of([last])[0]:
         if _is_marker(event): rows = _taken_back(rows, event['step'])
-        elif 'average_loss' in event: rows = [r for r in rows if not ('average_loss' in r and r['step'] == event['step'])] + [event]
+        elif 'average_loss' in event: rows = [r for r in rows if not _same_average(r, event)] + [event]
         else: rows.append(event)
     return rows
 
 # %% ../nbs/68_telemetry.ipynb #38026c96
 def _cut_point(raw, step):
-    "How many bytes of a log belong to steps up to `step` (None: it says nothing of them), and whether readers see no later step in those"
+    "How many bytes of a log belong to steps up to `step` (None: none do), and whether readers see no later step in them"
     at, latest, cut, clean = 0, 0, None, True
     for line in raw.split(b'\n')[:-1]:
         at += len(line) + 1
@@ -145,18 +148,22 @@ class Log:
     def __init__(self,
         run:str|Path,  # the run's folder
         listeners=(),  # functions of an event, a dict; one that fails is dropped, with a warning
-        done:int|None=None, # the step that the run is resumed at, or 0 where it begins: what was written after it is taken back
+        done:int|None=None, # the step that the run is resumed at, 0 where it begins: what is of later steps is taken back
     ):
         self.path, self.listeners, self.waiting = Path(run)/'metrics.jsonl', list(listeners), b''
         if self.path.is_symlink() or self.path.exists() and not self.path.is_file():
-            raise UserError(f'{self.path} is a link, a folder or a pipe: move it away, so that the run can write its log there.')
+            raise UserError(f'{self.path} is a link, a folder or a pipe: move it away, so that the run can write there.')
         if done is not None and not forget_after(run, done):
-            self.waiting = json.dumps(dict(step=done, time=round(time.time(), 3), resumed=True)).encode() + b'\n'
+            marker = dict(step=done, time=round(time.time(), 3), resumed=True)
+            self.waiting = json.dumps(marker).encode() + b'\n'
         if self._torn(): self.waiting = b'\n' + self.waiting
 
     def _torn(self): # a kill has cut the last line, and it could not be removed
         try:
-            with open_regular(self.path) as f: return f.seek(0, os.SEEK_END) > 0 and (f.seek(-1, os.SEEK_END), f.read(1))[1] != b'\n'
+            with open_regular(self.path) as f:
+                size = f.seek(0, os.SEEK_END)
+                f.seek(max(size - 1, 0))
+                return f.read(1) not in (b'', b'\n')
         except OSError: return False
 
     def __call__(self, step, **event):
@@ -181,7 +188,7 @@ class Log:
 def sync_metrics(
     run:str|Path, # the run's folder
 ):
-    "Flush the log: a power cut then takes only what comes after. Called before a checkpoint appears that goes on from there"
+    "Flush the log, before a checkpoint appears: a power cut then takes only what comes after it"
     with contextlib.suppress(OSError):
         file = _open_log(Path(run)/'metrics.jsonl', os.O_RDWR)
         try: os.fsync(file)
@@ -290,7 +297,8 @@ def write_memory(
     name:str='',   # of the card
 ):
     "Write `memory.json`, atomically"
-    record = dict(device=a.target, name=name, limit=limit, predicted=predicted_memory(a), **dict(measured=measured) if measured else {})
+    record = dict(device=a.target, name=name, limit=limit, predicted=predicted_memory(a))
+    if measured: record['measured'] = measured
     atomic_write(Path(run)/'memory.json', json.dumps(record))
 
 # %% ../nbs/68_telemetry.ipynb #3d701a30
@@ -331,7 +339,8 @@ class _Memory:
 # %% ../nbs/68_telemetry.ipynb #6eeb22d8
 def _known(kind, record):
     "A record without the fields that `kind` does not have, those of another version"
-    return {f.name: record[f.name] for f in dataclasses.fields(kind) if f.name in record} if isinstance(record, dict) else record
+    if not isinstance(record, dict): return record
+    return {f.name: record[f.name] for f in dataclasses.fields(kind) if f.name in record}
 
 def _decode_memory(raw):
     "The record in `memory.json`; `ValueError` for what is none"
@@ -341,7 +350,8 @@ def _decode_memory(raw):
     record = decode_json(json.dumps(found), _Memory)
     lengths = {len(x) for x in record.predicted.timeline.values()}
     points = max(lengths, default=0)
-    if len(lengths) > 1 or points > 100*POINTS or max(record.predicted.steps, default=0) > points: raise ValueError('Its timeline is none')
+    last = max(record.predicted.steps, default=0)
+    if len(lengths) > 1 or points > 100*POINTS or last > points: raise ValueError('Its timeline is none')
     return {k: v for k, v in dataclasses.asdict(record).items() if k != 'measured' or v}
 
 # %% ../nbs/68_telemetry.ipynb #eea421df
@@ -456,8 +466,9 @@ def own_folder(
 )->Path: # which may be missing
     "A folder within a run; `UserError` where a link or a file is in its place"
     path = Path(run)/name
-    if path.is_symlink(): raise UserError(f'{path} is a link: a run writes only into folders of its own; move it away, or give another --out.')
-    if path.exists() and not path.is_dir(): raise UserError(f'{path} is no folder: move it away, or give another --out.')
+    remedy = 'move it away, or give another --out.'
+    if path.is_symlink(): raise UserError(f'{path} is a link: a run writes only into folders of its own; {remedy}')
+    if path.exists() and not path.is_dir(): raise UserError(f'{path} is no folder: {remedy}')
     return path
 
 # %% ../nbs/68_telemetry.ipynb #a5088d93
@@ -559,5 +570,6 @@ def asked(
     except OSError: return ''
     with contextlib.suppress(OSError): mine.unlink()
     if word in WORDS: return word
-    warnings.warn(f'{path} held {word!r}, which is nothing that a run can be asked: use {", ".join(WORDS)}.', stacklevel=2)
+    known = ', '.join(WORDS)
+    warnings.warn(f'{path} held {word!r}, which is nothing that a run can be asked: use {known}.', stacklevel=2)
     return ''
