@@ -61,7 +61,7 @@ def stop_on_signal():
         asked.append(number)
     main = threading.current_thread() is threading.main_thread()
     known = [getattr(signal, name) for name in ('SIGINT', 'SIGTERM', 'SIGHUP') if hasattr(signal, name)]     # the last: its terminal was closed
-    known = [s for s in known if signal.getsignal(s) != signal.SIG_IGN]                                       # which `nohup` ignores
+    known = [s for s in known if s.name != 'SIGHUP' or signal.getsignal(s) != signal.SIG_IGN]                 # under `nohup` it goes on
     old = {s: signal.signal(s, ask) for s in known} if main else {}
     try: yield lambda: bool(asked)
     finally:
@@ -262,21 +262,13 @@ def slow_on_cpu(
     return f"{' and '.join(chosen)}: slower than --precision fp32 alone on a CPU; it shows what a GPU would compute."
 
 # %% ../nbs/76_train.ipynb #3ee59a6a
-def _least_parameters(model):
-    "How many parameters a model has, counted on two periods of its pattern: to build ten thousand layers takes minutes"
-    period = len(model.pattern)
-    count = lambda n: sum(parameter_counts(dataclasses.replace(model, n_layers=n)).values())
-    if model.n_layers <= 2*period: return count(model.n_layers)
-    return count(period) + (model.n_layers//period - 1)*(count(2*period) - count(period))
-
-# %% ../nbs/76_train.ipynb #2990d74f
 def _refuse_too_large(
     config:Config,
     device:torch.device,
     free:int|None, # bytes to be had on the device; None where unknown
 ):
     "`UserError` where the weights alone have no room: the rehearsal of such a model would take minutes"
-    numbers, t = _least_parameters(config.model), config.train
+    numbers, t = sum(parameter_counts(config.model).values()), config.train
     where, room = ('RAM', memory_free(torch.device('cpu'))) if t.weights_on == 'host' else (device, free)
     weights = numbers*(2 if t.precision == 'bf16-weights' else 4)
     if room is not None and weights > room:
