@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 import torch
 from elleci.account import account, measurable
-from elleci.config import ModelConfig, TrainConfig, preset
+from elleci.config import TrainConfig, preset
 from elleci.core import MiB, atomic_write, fmt_bytes, seed_everything
 from elleci.engine import make_engine, make_model
 from elleci.memory.host import our_process, return_freed

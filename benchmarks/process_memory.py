@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import elleci.config, elleci.train
 from elleci.config import ModelConfig, TrainConfig
-from elleci.core import MiB, atomic_write, fmt_bytes
+from elleci.core import atomic_write, fmt_bytes
 from elleci.memory.host import our_process, return_freed
 from elleci.telemetry import read_metrics
 from tiny import ROOT, commit, hardware
@@ -70,7 +70,7 @@ def child(case, way):
     accounts, watched, announce, make = [], Watched(), elleci.train.announce, elleci.train.make_engine
     elleci.train.announce = lambda *a: accounts.append(announce(*a)) or accounts[0]
     elleci.train.make_engine = lambda *a, **k: watched(make(*a, **k))
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()) as said:
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         elleci.train.elleci_train(preset='measured', out=f'{folder}/run')
         rows = read_metrics(Path(folder)/'run')
     a = accounts[0]

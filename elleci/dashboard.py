@@ -8,7 +8,7 @@ __all__ = ['HUES', 'Watch', 'figures', 'printable', 'status_line', 'elleci_watch
            'planner']
 
 # %% ../nbs/77_dashboard.ipynb #15a9acfe
-import html, json, math, multiprocessing, os, shutil, sys, threading, time, typing, warnings
+import html, math, multiprocessing, os, shutil, sys, threading, time, typing, warnings
 from array import array
 from dataclasses import dataclass, field, replace
 from pathlib import Path
