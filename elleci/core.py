@@ -615,9 +615,12 @@ def figure(
     return ax
 
 # %% ../nbs/00_core.ipynb #332de90b
-def light(ax):
-    "Show the figure of a `figure` axis in 64 colours, and close it"
+def light(
+    ax, # from `figure`
+    colours:int=64,
+):
+    "Show the figure of an axis in few colours, and close it"
     plt, display, drawn, small = require('matplotlib.pyplot', 'draw figures'), require('IPython.display', 'show figures'), io.BytesIO(), io.BytesIO()
     ax.figure.savefig(drawn, dpi=80); plt.close(ax.figure)
-    require('PIL.Image', 'draw figures').open(drawn).convert('RGB').quantize(64).save(small, 'png', optimize=True)
+    require('PIL.Image', 'draw figures').open(drawn).convert('RGB').quantize(colours).save(small, 'png', optimize=True)
     display.display(display.Image(small.getvalue()))
