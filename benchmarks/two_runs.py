@@ -20,7 +20,6 @@ COMMAND = 'import sys; from elleci.commands import train; sys.exit(train())'
 SETTINGS = {
     'as torch comes': (IMPORTED, {}),
     'OMP_WAIT_POLICY=passive': (IMPORTED, {'OMP_WAIT_POLICY': 'passive'}),
-    'GOMP_SPINCOUNT=1000': (IMPORTED, {'GOMP_SPINCOUNT': '1000'}),
     'OMP_NUM_THREADS=1': (IMPORTED, {'OMP_NUM_THREADS': '1'}),
     'elleci_train': (COMMAND, {}),
 }

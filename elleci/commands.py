@@ -10,7 +10,7 @@ import contextlib, os, signal
 from importlib import import_module
 
 # %% ../nbs/78_commands.ipynb #e81423ff
-SLEEP = {'OMP_WAIT_POLICY': 'passive', 'KMP_BLOCKTIME': '0'}
+SLEEP = {'GOMP_SPINCOUNT': '1000', 'KMP_BLOCKTIME': '1'}
 
 # %% ../nbs/78_commands.ipynb #a3279f09
 def idle_threads_sleep(
