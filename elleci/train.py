@@ -326,6 +326,7 @@ def compared(
     steps,  # an iterable of step numbers
     engine, # from `make_engine`, which makes them
     tell,   # called with the number of the second step that was made and the `Measurement`
+    skip=lambda: None, # called instead where measuring would take too long
 ): # yields the steps
     "Pass `steps` on, and measure the first two that are made"
     steps = iter(steps)
@@ -335,6 +336,7 @@ def compared(
             if memory.steps == 2 or memory.given_up: break
         else: return
     if memory.steps == 2: tell(i, memory.measurement())
+    else: skip()
     yield from steps
 
 # %% ../nbs/76_train.ipynb #d96fb73b
@@ -531,7 +533,9 @@ def _attempt(run, config, a, device, past, tell, held, found):
         kept = dict(more=average.state_dict(), average=[average.begin, average.every]) if average else {}
         saver.save(i, model, optimizer, data=mix.fingerprint, tokenizer=fingerprint(tok), place=place, losses=losses, **kept, **dict(scaler=engine.scaler.state_dict()) if getattr(engine, 'scaler', None) else {})
     told_peak = functools.partial(_reconciled, run, a, model, optimizer, log, say)
-    watched = lambda steps: compared(progress(steps), engine, told_peak) if measurable(a) else progress(steps)
+    skip = functools.partial(say, 'memory, not compared with the prediction: measuring these steps would have cost too much')
+    if not measurable(a): skip()
+    watched = lambda steps: compared(progress(steps), engine, told_peak, skip) if measurable(a) else progress(steps)
     def keep(i, micro):
         held()
         keep_batch(run, i, micro)
