@@ -405,7 +405,8 @@ class Mixture:
     def positions(self, n): return {s: x.position(int(self._phase(n).counts(n)[i])) for i, (s, x) in enumerate(self.sources.items())}
     @property
     def fingerprint(self): # changes with the text, its tokens, the row length, the seed, what happens at the end, and with `ORDER`
-        what = [(s, x.fingerprint, x.T, x.seed, x.end) for s, x in self.sources.items()]
+        # The words of the first version: what it wrote into checkpoints is still recognised.
+        what = [(s, x.fingerprint, x.T, x.seed, 'drop' if x.end == 'drop' else 'reopen') for s, x in self.sources.items()]
         return f'{ORDER}-{zlib.crc32(repr(what).encode()):08x}'
 
     def streams(self): return {s: x.state for s, x in self.sources.items() if isinstance(x, Stream)}

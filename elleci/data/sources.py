@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import parse_qsl, quote
 import numpy as np
-from ..core import Count, GiB, MiB, UserError, checked, fmt_bytes, require
+from ..core import Count, GiB, MiB, UserError, checked, current_name, current_value, fmt_bytes, require
 from ..config import EMBEDDED
 from .tokenizer import VocabSize, chatml, encode_document, train_tokenizer
 from ..files import open_regular, read_limited
@@ -101,6 +101,7 @@ def parse_spec(
     if not where: raise UserError(f'{spec} has no name: give one, as in hub:wikimedia/wikipedia.')
     try: options = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
     except ValueError: raise UserError(f'{spec}: what follows the ? is no list of options: write name=value, joined by &.') from None
+    options = [(name := current_name(k, _OPTIONS[kind]), current_value(name, v)) for k, v in options]
     for i, (k, v) in enumerate(options):
         if k not in _OPTIONS[kind]: raise UserError(f'{spec}: {k!r} is no option of such a source: it has {", ".join(_OPTIONS[kind])}.')
         if k in dict(options[:i]): raise UserError(f'{spec}: {k} is given twice: give it once.')
