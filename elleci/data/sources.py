@@ -51,7 +51,7 @@ class Spec(NamedTuple):
     kind:str              # 'embedded', 'path', 'shards' or 'hub'
     where:str             # the part, the path, the name
     field:str='text'      # where a row keeps its text or its messages
-    end:str='reopen'      # what happens when it has been read to its end: 'reopen' or 'drop'
+    on_exhausted:str='repeat' # what happens when it has been read to its end: 'repeat' or 'drop'
     config:str|None=None  # hub: which configuration of the dataset
     split:str='train'     # hub: which split
     stream:bool=False     # hub: read while training, instead of downloading first
@@ -71,8 +71,22 @@ def _kind(where):
     return 'shards' if shards else 'path', where
 
 # %% ../../nbs/71_data.ipynb #73e691fc
-_OPTIONS = dict(embedded=('end',), shards=('end',), path=('field', 'end'), hub=Spec._fields[2:])
-_VALUES = dict(end=('reopen', 'drop'), stream=('true', 'false'))
+_OPTIONS = dict(
+    embedded=('on_exhausted',),
+    shards=('on_exhausted',),
+    path=('field', 'on_exhausted'),
+    hub=Spec._fields[2:],
+)
+_VALUES = dict(on_exhausted=('repeat', 'drop'), stream=('true', 'false'))
+
+# %% ../../nbs/71_data.ipynb #493978fb
+def _current_option(
+    name:str,
+    value:str,
+)->tuple: # (name, value)
+    "An option of a spec as it is called now: `on_exhausted=repeat` was written `end=reopen` once, and runs keep their specs"
+    if name != 'end': return name, value
+    return 'on_exhausted', {'reopen': 'repeat'}.get(value, value)
 
 # %% ../../nbs/71_data.ipynb #f5ad19a4
 LARGEST_WINDOW = 10**6 # documents
@@ -101,6 +115,7 @@ def parse_spec(
     if not where: raise UserError(f'{spec} has no name: give one, as in hub:wikimedia/wikipedia.')
     try: options = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
     except ValueError: raise UserError(f'{spec}: what follows the ? is no list of options: write name=value, joined by &.') from None
+    options = [_current_option(k, v) for k, v in options]
     for i, (k, v) in enumerate(options):
         if k not in _OPTIONS[kind]: raise UserError(f'{spec}: {k!r} is no option of such a source: it has {", ".join(_OPTIONS[kind])}.')
         if k in dict(options[:i]): raise UserError(f'{spec}: {k} is given twice: give it once.')
