@@ -10,7 +10,7 @@ __all__ = ['EMBEDDED', 'CHECKPOINTING', 'PRESETS', 'ModelConfig', 'TrainConfig',
 import dataclasses, json, re
 from dataclasses import dataclass
 from pathlib import Path
-from .core import MiB, UserError
+from .core import MiB, UserError, current_name, current_value
 from .files import decode_json, decode_sealed, read_limited, sealed_json
 
 # %% ../nbs/02_config.ipynb #a81d54c9
@@ -224,11 +224,16 @@ def config_to_json(
 
 # %% ../nbs/02_config.ipynb #9b735165
 def _read(cls, d):
-    "Dataclass `cls` from dict `d`, lists read as tuples"
-    unknown = sorted(set(d) - {f.name for f in dataclasses.fields(cls)})
+    "Dataclass `cls` from dict `d`, lists read as tuples; settings that were renamed since `d` was written have their new names"
+    known = {f.name for f in dataclasses.fields(cls)}
+    today = [current_name(name, known) for name in d]
+    twice = sorted({name for name in today if today.count(name) > 1})
+    _check(not twice, f"The {cls.__name__} settings {twice} are there twice, under an old and a new name: keep one of them.")
+    d = dict(zip(today, d.values()))
+    unknown = sorted(set(d) - known)
     _check(not unknown, f"This version does not know the {cls.__name__} settings {unknown}: use the version that wrote the run.")
     tupled = lambda v: tuple(tupled(x) for x in v) if isinstance(v, list) else v
-    return cls(**{k: tupled(v) for k, v in d.items()})
+    return cls(**{k: current_value(k, tupled(v)) for k, v in d.items()})
 
 # %% ../nbs/02_config.ipynb #7e677390
 @dataclass

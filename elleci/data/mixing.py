@@ -181,11 +181,10 @@ class Rows:
         order=None,    # (documents to read,) their numbers; None: all
         sorted:bool=False, # read epoch 0 in this order, e.g. that of `easy_first`; later epochs permute all documents
         window:int=500, # of a sorted epoch: documents that are packed and shuffled together
-        on_exhausted:str='repeat', # after an epoch begin another, or 'drop' the source
+        end:str='reopen', # after an epoch begin another, or 'drop' the source
         fingerprint:str='', # of the store
     ):
-        self.read, self.T, self.seed = read, T, seed
-        self.sorted, self.on_exhausted, self.fingerprint = sorted, on_exhausted, fingerprint
+        self.read, self.T, self.seed, self.sorted, self.end, self.fingerprint = read, T, seed, sorted, end, fingerprint
         lengths = np.asarray(lengths, np.int64)
         docs = np.arange(len(lengths), dtype=np.int32) if order is None else np.asarray(order, np.int32)
         self.tokens = int(lengths[docs].sum())
@@ -255,13 +254,11 @@ class Stream:
         T:int,         # tokens in a row
         seed:int=0,
         window:int=500, # documents that are packed and shuffled together
-        on_exhausted:str='repeat', # after its end begin again, or 'drop' the source
+        end:str='reopen', # after its end begin again, or 'drop' the source
         fingerprint:str='', # of the source
         longest:int=2**22, # tokens after which a window is closed before it is full, for every 500 documents of it
     ):
-        self.open, self.encode, self.T = open, encode, T
-        self.seed, self.window = seed, window
-        self.on_exhausted, self.fingerprint = on_exhausted, fingerprint
+        self.open, self.encode, self.T, self.seed, self.window, self.end, self.fingerprint = open, encode, T, seed, window, end, fingerprint
         self.longest = longest*max(1, window//500)
         self.tokens, self.full, self.packed = None, 1., []
         self.restore([0, 0, 0, None])
@@ -291,7 +288,7 @@ class Stream:
     def _read(self, row, epoch, document): # epoch, first document and tokens of the window that begins with `row`
         if self.documents is None: self.documents = self.open(document)
         if docs := self._take(): return epoch, document, docs
-        if document and self.on_exhausted == 'drop': self.count = row; raise Ended
+        if document and self.end == 'drop': self.count = row; raise Ended
         if self.epoch_began == row: raise UserError('The stream gave no document to train on: check its name and its split.')
         self.documents, self.epoch_began = self.open(0), row
         return epoch + 1, 0, self._take()
@@ -353,16 +350,19 @@ def _phase(first, weights, taken):
     each = pattern[:, None] == np.arange(len(weights))
     return _Phase(first, pattern, np.concatenate([np.zeros_like(each[:1], int), np.cumsum(each, 0)]), taken)
 
-# %% ../../nbs/73_mixing.ipynb #ff3c2884
-_HASHED_AS = {'repeat': 'reopen', 'drop': 'drop'} # a checkpoint keeps fingerprints, so what is hashed keeps its first words
+# %% ../../nbs/73_mixing.ipynb #074841d4
+def _first_word(on_exhausted:str)->str:
+    "What the first version called an `on_exhausted`: checkpoints keep fingerprints, so what is hashed keeps its first words"
+    return 'drop' if on_exhausted == 'drop' else 'reopen'
 
+# %% ../../nbs/73_mixing.ipynb #008a8bda
 def _hashed_spec(
     spec:Spec,
 )->str:
     "What a stream's fingerprint is made of: the spec under the names that its fields had first"
-    names = ('kind', 'where', 'field', 'end', 'config', 'split', 'stream', 'data_files', 'window')
-    values = spec._replace(on_exhausted=_HASHED_AS[spec.on_exhausted])
-    return f"Spec({', '.join(f'{name}={value!r}' for name, value in zip(names, values, strict=True))})"
+    first_names = ('kind', 'where', 'field', 'end', 'config', 'split', 'stream', 'data_files', 'window')
+    values = [_first_word(value) if name == 'end' else value for name, value in zip(first_names, spec, strict=True)]
+    return f"Spec({', '.join(f'{name}={value!r}' for name, value in zip(first_names, values))})"
 
 # %% ../../nbs/73_mixing.ipynb #89998b27
 ORDER = 2   # of the rows of a source: to be raised whenever the same seed and text would give another one
@@ -388,7 +388,7 @@ class Mixture:
             first, asked = todo.pop(0)
             phase = _phase(first, [0 if s in self.ended else asked.get(s, 0)/x.full for s, x in self.sources.items()], taken)
             self.phases.append(phase)
-            dropping = [(phase.reaches(i, x.count), s) for i, (s, x) in enumerate(self.sources.items()) if x.on_exhausted == 'drop' and x.count is not None]
+            dropping = [(phase.reaches(i, x.count), s) for i, (s, x) in enumerate(self.sources.items()) if x.end == 'drop' and x.count is not None]
             n, s = min(dropping, default=(math.inf, None))
             if n < (todo[0][0] if todo else math.inf): self.ended[s] = n; todo.insert(0, (n, asked))
             if todo: taken = phase.counts(todo[0][0])
@@ -396,7 +396,7 @@ class Mixture:
     def _phase(self, n): return self.phases[bisect_right([p.first for p in self.phases], n) - 1]
     def place(self, n): # the source and its row
         phase = self._phase(n)
-        if not phase.before[-1].any(): raise UserError(f'Every source of the mix has ended at row {phase.first}: let one be opened again (on_exhausted=repeat), or take fewer steps.')
+        if not phase.before[-1].any(): raise UserError(f'Every source of the mix has ended at row {phase.first}: let one be opened again (end=reopen), or take fewer steps.')
         s = int(phase.pattern[(n - phase.first) % PERIOD])
         return self.names[s], int(phase.counts(n)[s])
 
@@ -419,7 +419,7 @@ class Mixture:
     def positions(self, n): return {s: x.position(int(self._phase(n).counts(n)[i])) for i, (s, x) in enumerate(self.sources.items())}
     @property
     def fingerprint(self): # changes with the text, its tokens, the row length, the seed, what happens at the end, and with `ORDER`
-        what = [(s, x.fingerprint, x.T, x.seed, _HASHED_AS[x.on_exhausted]) for s, x in self.sources.items()]
+        what = [(s, x.fingerprint, x.T, x.seed, _first_word(x.end)) for s, x in self.sources.items()]
         return f'{ORDER}-{zlib.crc32(repr(what).encode()):08x}'
 
     def streams(self): return {s: x.state for s, x in self.sources.items() if isinstance(x, Stream)}
@@ -434,7 +434,7 @@ class Mixture:
 
     def check(self, rows, per_step=1): # raises `UserError` where it is known that they cannot all be read
         if empty := [p.first for p in self.phases if p.first < rows and not p.before[-1].any()]:
-            raise UserError(f'Every source of the mix has ended by step {empty[0]//per_step + 1}: let one be opened again (on_exhausted=repeat), or take fewer steps.')
+            raise UserError(f'Every source of the mix has ended by step {empty[0]//per_step + 1}: let one be opened again (end=reopen), or take fewer steps.')
 
     def __getstate__(self): return {**vars(self), 'phases': None}  # large, and made again
     def __setstate__(self, state): vars(self).update(state); self._plan()
@@ -532,11 +532,11 @@ def _stored(name, s, tok, folder, train):
     crew = 0 if s.kind == 'embedded' or size and size < SMALL else None
     shards = Shards(s.where, tok, MAPPED) if s.kind == 'shards' else _kept(folder, tok, lambda: documents(name, s), crew, progress=sys.stderr.isatty(), total=size)
     rows, parts = functools.partial(rows_of, shards, train.seq_len), range(len(shards.shards))
-    if shards.documents == 1: return _cut_rows(shards, train, s.on_exhausted)
+    if shards.documents == 1: return _cut_rows(shards, train, s.end)
     own, out = _sides(n for k in parts for n in shards.details(k)['names'])
     if train.easy_first: own = own[easy_first(rarity([(shards.map(k), shards.lengths(k)) for k in parts])[own], seed=train.seed)]
     window = max(20, min(500, len(own)//20))                   # a small source has an order only in small windows
-    return rows(seed=train.seed, order=own, sorted=train.easy_first, window=window, on_exhausted=s.on_exhausted), rows(order=out)
+    return rows(seed=train.seed, order=own, sorted=train.easy_first, window=window, end=s.end), rows(order=out)
 
 # %% ../../nbs/73_mixing.ipynb #16c36b54
 def _kept(folder, tok, texts, workers, **bar):
@@ -552,11 +552,11 @@ MAPPED = 1024 # shards of a source that stay mapped: permuted documents come fro
 SMALL = 2**23 # bytes of text, from which on it takes several processes to tokenise a source
 
 # %% ../../nbs/73_mixing.ipynb #3b3622a6
-def _cut_rows(shards, train, on_exhausted):
+def _cut_rows(shards, train, end):
     "Training and validation rows of a single document: its beginning and its end"
     cut = max(1, int(shards.tokens*(1 - HELD_OUT)))
     rows = lambda which, **settings: Rows([cut, shards.tokens - cut], functools.partial(read_range, shards), train.seq_len, order=[which], fingerprint=shards.fingerprint, **settings)
-    return rows(0, seed=train.seed, on_exhausted=on_exhausted), rows(1)
+    return rows(0, seed=train.seed, end=end), rows(1)
 
 # %% ../../nbs/73_mixing.ipynb #d2db0efa
 def _encoded(tok, d): # of a stream: nothing of what is held out
@@ -574,7 +574,7 @@ def _streamed(name, s, tok, folder, train):
     val = _kept(folder, tok, held, 0)
     marked = f'({_hashed_spec(s)}, {fingerprint(tok)!r})'
     stream = Stream(functools.partial(documents, name, s), functools.partial(_encoded, tok), train.seq_len, train.seed,
-                    s.window, s.on_exhausted, f'{zlib.crc32(marked.encode()):08x}')
+                    s.window, s.end, f'{zlib.crc32(marked.encode()):08x}')
     return stream, rows_of(val, train.seq_len)
 
 # %% ../../nbs/73_mixing.ipynb #f523605e

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import parse_qsl, quote
 import numpy as np
-from ..core import Count, GiB, MiB, UserError, checked, fmt_bytes, require
+from ..core import Count, GiB, MiB, UserError, checked, current_name, current_value, fmt_bytes, require
 from ..config import EMBEDDED
 from .tokenizer import VocabSize, chatml, encode_document, train_tokenizer
 from ..files import open_regular, read_limited
@@ -51,7 +51,7 @@ class Spec(NamedTuple):
     kind:str              # 'embedded', 'path', 'shards' or 'hub'
     where:str             # the part, the path, the name
     field:str='text'      # where a row keeps its text or its messages
-    on_exhausted:str='repeat' # what happens when it has been read to its end: 'repeat' or 'drop'
+    end:str='reopen'      # what happens when it has been read to its end: 'reopen' or 'drop'
     config:str|None=None  # hub: which configuration of the dataset
     split:str='train'     # hub: which split
     stream:bool=False     # hub: read while training, instead of downloading first
@@ -71,22 +71,8 @@ def _kind(where):
     return 'shards' if shards else 'path', where
 
 # %% ../../nbs/71_data.ipynb #73e691fc
-_OPTIONS = dict(
-    embedded=('on_exhausted',),
-    shards=('on_exhausted',),
-    path=('field', 'on_exhausted'),
-    hub=Spec._fields[2:],
-)
-_VALUES = dict(on_exhausted=('repeat', 'drop'), stream=('true', 'false'))
-
-# %% ../../nbs/71_data.ipynb #493978fb
-def _current_option(
-    name:str,
-    value:str,
-)->tuple: # (name, value)
-    "An option of a spec as it is called now: `on_exhausted=repeat` was written `end=reopen` once, and runs keep their specs"
-    if name != 'end': return name, value
-    return 'on_exhausted', {'reopen': 'repeat'}.get(value, value)
+_OPTIONS = dict(embedded=('end',), shards=('end',), path=('field', 'end'), hub=Spec._fields[2:])
+_VALUES = dict(end=('reopen', 'drop'), stream=('true', 'false'))
 
 # %% ../../nbs/71_data.ipynb #f5ad19a4
 LARGEST_WINDOW = 10**6 # documents
@@ -115,7 +101,7 @@ def parse_spec(
     if not where: raise UserError(f'{spec} has no name: give one, as in hub:wikimedia/wikipedia.')
     try: options = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
     except ValueError: raise UserError(f'{spec}: what follows the ? is no list of options: write name=value, joined by &.') from None
-    options = [_current_option(k, v) for k, v in options]
+    options = [(name := current_name(k, _OPTIONS[kind]), current_value(name, v)) for k, v in options]
     for i, (k, v) in enumerate(options):
         if k not in _OPTIONS[kind]: raise UserError(f'{spec}: {k!r} is no option of such a source: it has {", ".join(_OPTIONS[kind])}.')
         if k in dict(options[:i]): raise UserError(f'{spec}: {k} is given twice: give it once.')
