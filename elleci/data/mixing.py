@@ -19,7 +19,7 @@ from ..config import TrainConfig
 from ..model import IGNORE
 from ..schedules import easy_first, rarity, step_shape
 from .tokenizer import PAD
-from .sources import HELD_OUT, documents, encode_documents, is_held, parse_spec
+from .sources import HELD_OUT, Spec, documents, encode_documents, is_held, parse_spec
 from .shards import Shards, fingerprint, pretokenize, read_range, text_bytes
 
 # %% ../../nbs/73_mixing.ipynb #d13a3c30
@@ -350,6 +350,20 @@ def _phase(first, weights, taken):
     each = pattern[:, None] == np.arange(len(weights))
     return _Phase(first, pattern, np.concatenate([np.zeros_like(each[:1], int), np.cumsum(each, 0)]), taken)
 
+# %% ../../nbs/73_mixing.ipynb #074841d4
+def _first_word(on_exhausted:str)->str:
+    "What the first version called an `on_exhausted`: checkpoints keep fingerprints, so what is hashed keeps its first words"
+    return 'drop' if on_exhausted == 'drop' else 'reopen'
+
+# %% ../../nbs/73_mixing.ipynb #008a8bda
+def _hashed_spec(
+    spec:Spec,
+)->str:
+    "What a stream's fingerprint is made of: the spec under the names that its fields had first"
+    first_names = ('kind', 'where', 'field', 'end', 'config', 'split', 'stream', 'data_files', 'window')
+    values = [_first_word(value) if name == 'end' else value for name, value in zip(first_names, spec, strict=True)]
+    return f"Spec({', '.join(f'{name}={value!r}' for name, value in zip(first_names, values))})"
+
 # %% ../../nbs/73_mixing.ipynb #89998b27
 ORDER = 2   # of the rows of a source: to be raised whenever the same seed and text would give another one
 
@@ -405,8 +419,7 @@ class Mixture:
     def positions(self, n): return {s: x.position(int(self._phase(n).counts(n)[i])) for i, (s, x) in enumerate(self.sources.items())}
     @property
     def fingerprint(self): # changes with the text, its tokens, the row length, the seed, what happens at the end, and with `ORDER`
-        # The words of the first version: what it wrote into checkpoints is still recognised.
-        what = [(s, x.fingerprint, x.T, x.seed, 'drop' if x.end == 'drop' else 'reopen') for s, x in self.sources.items()]
+        what = [(s, x.fingerprint, x.T, x.seed, _first_word(x.end)) for s, x in self.sources.items()]
         return f'{ORDER}-{zlib.crc32(repr(what).encode()):08x}'
 
     def streams(self): return {s: x.state for s, x in self.sources.items() if isinstance(x, Stream)}
@@ -559,8 +572,10 @@ def _streamed(name, s, tok, folder, train):
             if n > 8*train.val_rows*train.seq_len: return
         if not n: raise UserError(f'{name} is too short for anything to be held out while it streams: leave stream=true out.')
     val = _kept(folder, tok, held, 0)
-    marked = f'{zlib.crc32(repr((s, fingerprint(tok))).encode()):08x}'
-    return Stream(functools.partial(documents, name, s), functools.partial(_encoded, tok), train.seq_len, train.seed, s.window, s.end, marked), rows_of(val, train.seq_len)
+    marked = f'({_hashed_spec(s)}, {fingerprint(tok)!r})'
+    stream = Stream(functools.partial(documents, name, s), functools.partial(_encoded, tok), train.seq_len, train.seed,
+                    s.window, s.end, f'{zlib.crc32(marked.encode()):08x}')
+    return stream, rows_of(val, train.seq_len)
 
 # %% ../../nbs/73_mixing.ipynb #f523605e
 def open_data(
