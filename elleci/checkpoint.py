@@ -146,17 +146,34 @@ def _seal_text(step, said, files):
     decode_sealed(text, _Record)
     return text
 
+RENAMED_KEYS = dict(place='place', said='said', losses='losses')   # in checkpoints of formats 1 and 2
+
+
+def _renamed(record):
+    "A dictionary of an earlier format with the names of today's keys; any other value as it is"
+    if not isinstance(record, dict): return record
+    return {RENAMED_KEYS.get(key, key): value for key, value in record.items()}
+
+
+def _to_record(found):
+    "A decoded `checkpoint.json` of any format that we read; `ValueError` for what is none"
+    if found.get('format') in (1, 2):
+        found = _renamed(found)
+        found['said'] = _renamed(found.get('said'))
+    return decode_json(json.dumps(found), _Record)
+
+
 def _unsealed(raw):
     "What format 1 wrote, which had no seal; `ValueError` for what is not laid out like it"
-    record = decode_json(raw, _Record)
-    as_written = json.dumps(decode_json(raw, dict), indent=1).encode()
-    if record.format != 1 or as_written != raw: raise ValueError('It has no seal')
-    return record
+    found = decode_json(raw, dict)
+    as_written = json.dumps(found, indent=1).encode()
+    if found.get('format') != 1 or as_written != raw: raise ValueError('It has no seal')
+    return _to_record(found)
 
 def _read_seal(path):
     "The record in a `checkpoint.json`; `ValueError` or `OSError` if it is damaged or not there"
     raw = read_limited(path)
-    return decode_sealed(raw, _Record) if b'"seal' in raw else _unsealed(raw)
+    return _to_record(decode_sealed(raw, dict)) if b'"seal' in raw else _unsealed(raw)
 
 def _as_dict(said):
     "A `_Said` as `write_checkpoint` was given it"
@@ -298,7 +315,7 @@ def verify(
     if not _is_folder(folder): raise UserError(f'{why}: it is no folder.')
     try: seal = _read_seal(folder/SEAL)
     except (OSError, ValueError, RecursionError): raise UserError(f'{why}: its {SEAL} is missing or damaged.') from None
-    if seal.format not in (1, FORMAT):
+    if seal.format not in (1, 2, FORMAT):
         raise UserError(f'{folder} is of format {seal.format}, and this version reads {FORMAT}: use the version that wrote it.')
     if folder.name != f'{seal.step:08d}': raise UserError(f'{why}: its {SEAL} is that of step {seal.step}.')
     if seal.files.keys() != {MODEL, STATE}: raise UserError(f'{why}: its {SEAL} names other files.')
