@@ -34,8 +34,8 @@ def python_of(source): return '\n'.join('' if re.match(r'\s*[%!]', l) else l for
 
 CACHE = {'TRITON_CACHE_DIR': str(ROOT/'.venv'/'triton')}     # what is compiled once is compiled: a minute for the first time, seconds later
 COMPILE = '''import json, sys
-from elleci.kernels.proof import Report, SHARED_LIMIT, _compile_all, triton
-for m in sys.argv[1:]: print('no Triton' if triton is None else json.dumps([m, repr(r := Report(_compile_all([m], SHARED_LIMIT))), r]))'''
+from elleci.kernels.proof import CompileReport, MAX_SHARED_MEMORY, _compile_all, triton
+for m in sys.argv[1:]: print('no Triton' if triton is None else json.dumps([m, repr(r := CompileReport(_compile_all([m], MAX_SHARED_MEMORY))), r]))'''
 def check_kernels():
     "Every kernel compiles for sm_80, 86, 89 and 90; at the recipe's shapes none needs local memory"
     found = [p for p in sorted((ROOT/'elleci'/'kernels').glob('*.py')) if re.search(r'^def launches\(', p.read_text(encoding='utf-8'), re.M)]

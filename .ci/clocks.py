@@ -11,7 +11,7 @@ import ast
 # CPU time (`process_time`) is not among them: it does not depend on what else the machine is doing
 CLOCKS = {'perf_counter', 'perf_counter_ns', 'monotonic', 'monotonic_ns', 'default_timer', 'elapsed_time', 'timeit',
           'bandwidth', 'measured_machine', '_fastest', '_link', '_launch'}   # our own
-TIMED_KEYS = {'waited', 'tokens_per_s', 'eta_s'}                            # of what a step writes down
+TIMED_KEYS = {'data_wait_seconds', 'tokens_per_s', 'eta_s'}                            # of what a step writes down
 GROWS = {'append', 'extend', 'appendleft'}
 WAITS = {'join', 'wait', 'poll', 'communicate', 'alarm', 'within'}
 PATIENCE = 300     # seconds: the least that a wait may be limited to

@@ -12,7 +12,7 @@ from elleci.account import account
 from elleci.config import preset
 from elleci.core import atomic_write, fmt_bytes
 from elleci.memory.allocator import replay
-from elleci.memory.dryrun import compose, dry_run, uncollected
+from elleci.memory.dryrun import compose, dry_run, gc_disabled
 from tiny import ROOT, commit, hardware
 
 class Layer(nn.Module):
@@ -57,7 +57,7 @@ def step_of(layers, *shape, T=2048):
         optimizer.step()
     return step, model, [tokens]
 
-@uncollected()
+@gc_disabled()
 def transformer(layers, *shape):
     "Peak and reserved bytes of a Transformer with `layers` layers, six of them run"
     trace = compose(dry_run(*step_of(6, *shape)), 1, layers - 6, blocks='layers')

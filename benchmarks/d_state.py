@@ -7,8 +7,8 @@ import torch
 from elleci.config import preset
 from elleci.core import atomic_write, seed_everything
 from elleci.engine import make_engine
-from elleci.data.mixing import loader, open_data
-from elleci.data.sources import learn_tokenizer
+from elleci.data.mixing import make_loader, open_data
+from elleci.data.sources import train_tokenizer_on
 from elleci.model import Elleci
 from elleci.optim import make_optimizer
 from elleci.train import fit, validate
@@ -20,7 +20,7 @@ def train(N, seed, steps, data, val):
     seed_everything(seed)
     model = Elleci(dataclasses.replace(config.model, d_state=N))
     engine = make_engine(model, make_optimizer(model, config.train), config.train)
-    fit(engine, loader(data, config.train), val, config.train, lambda **e: rows.append(e), lambda i, place: None)
+    fit(engine, make_loader(data, config.train), val, config.train, lambda **e: rows.append(e), lambda i, place: None)
     seconds = sorted(r['seconds'] for r in rows if 'loss' in r)
     return dict(d_state=N, seed=seed, seconds_per_step=round(seconds[len(seconds)//2], 4), **validate(engine, val, 4, 10**6))
 
@@ -28,7 +28,7 @@ def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument('--steps', type=int, default=200); p.add_argument('--seeds', type=int, default=2)
     a, c = p.parse_args(), preset('elleci-tiny')
-    tok, folder = learn_tokenizer(c.train.data, c.model.vocab_size), tempfile.mkdtemp()
+    tok, folder = train_tokenizer_on(c.train.data, c.model.vocab_size), tempfile.mkdtemp()
     result = dict(preset='elleci-tiny', steps=a.steps, hardware=hardware(), torch=torch.__version__, commit=commit(),
                   date=datetime.datetime.now(datetime.timezone.utc).strftime('%Y-%m-%d %H:%M UTC'), runs=[])
     for seed in range(a.seeds):

@@ -10,13 +10,13 @@ import argparse, datetime, json, re, statistics, subprocess, sys, time
 from dataclasses import replace
 from pathlib import Path
 import torch
-from elleci.account import account, measurable
+from elleci.account import account, can_measure
 from elleci.config import TrainConfig, preset
 from elleci.core import MiB, atomic_write, fmt_bytes, seed_everything
 from elleci.engine import make_engine, make_model
-from elleci.memory.host import our_process, return_freed
+from elleci.memory.host import allow_malloc_tuning, tune_malloc
 from elleci.optim import make_optimizer
-from elleci.train import measured_steps
+from elleci.train import measure_steps
 from process_memory import HOST, streamed
 from tiny import ROOT, commit, hardware
 
@@ -34,7 +34,7 @@ def deep():
 
 def deep_streamed():
     model, _ = deep()
-    return model, TrainConfig(seq_len=128, batch_size=1, accumulate=2, **HOST)
+    return model, TrainConfig(seq_len=128, batch_size=1, grad_accum_steps=2, **HOST)
 
 CASES = {'elleci-tiny': tiny, 'wide-14m': wide, 'deep': deep, 'deep, streamed': deep_streamed, 'streamed-129m': streamed}
 
@@ -45,15 +45,15 @@ def resident_peak(forget=False):
 
 def child(case, repeats):
     "Steps as they are, then measured, in this process"
-    our_process()
-    return_freed()                                  # so that what is freed does not hide what is taken
+    allow_malloc_tuning()
+    tune_malloc()                                  # so that what is freed does not hide what is taken
     model_config, train = CASES[case]()
     seed_everything(0)
     model = make_model(model_config, train)
     optimizer = make_optimizer(model, train)
     engine = make_engine(model, optimizer, train, 0, torch.device('cpu'))
     tokens = lambda: torch.randint(model_config.vocab_size, (train.batch_size, train.seq_len))
-    micro = [[tokens(), tokens(), torch.zeros_like(tokens())] for _ in range(train.accumulate)]
+    micro = [[tokens(), tokens(), torch.zeros_like(tokens())] for _ in range(train.grad_accum_steps)]
     def steps():
         seconds = []
         for _ in range(repeats):
@@ -65,10 +65,10 @@ def child(case, repeats):
     resident_peak(forget=True)
     plain, before = steps(), resident_peak()
     resident_peak(forget=True)
-    with measured_steps(engine) as memory: measured = steps()
+    with measure_steps(engine) as memory: measured = steps()
     extra = resident_peak() - before
     a = account(model_config, train, 'cpu')
-    print(json.dumps(dict(extra=extra, allowed=max(16*MiB, a.peak_allocated//10), tensors=a.peak_allocated, would_be_measured=measurable(a),
+    print(json.dumps(dict(extra=extra, allowed=max(16*MiB, a.peak_allocated//10), tensors=a.peak_allocated, would_be_measured=can_measure(a),
                           measured_tensors=memory.measurement().peak_allocated, plain_seconds=plain, measured_seconds=measured)))
 
 def main():

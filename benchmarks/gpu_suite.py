@@ -48,7 +48,7 @@ def compile_share(a):
     import torch
     from elleci.kernels import proof
     from gpu.ssd import peer_launches
-    (k, n), driver = map(int, a.share.split('/')), proof.CompileOnly(a.capability)
+    (k, n), driver = map(int, a.share.split('/')), proof.CompileOnlyDriver(a.capability)
     proof.triton.runtime.driver.set_active(driver); torch.cuda.is_available = lambda: False
     jobs = [j for name in COMPILED if name in a.only and name != 'tiles' for j in importlib.import_module(f'gpu.{name}').launches(a.dry)]
     tiles = importlib.import_module('gpu.tiles').launches(a.dry) if 'tiles' in a.only else []

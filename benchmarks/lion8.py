@@ -6,9 +6,9 @@ import argparse, dataclasses, datetime, json, tempfile, time
 import torch
 from elleci.config import preset
 from elleci.core import atomic_write, pick_device, seed_everything
-from elleci.data.mixing import loader, open_data
-from elleci.data.sources import learn_tokenizer
-from elleci.engine import Ordinary
+from elleci.data.mixing import make_loader, open_data
+from elleci.data.sources import train_tokenizer_on
+from elleci.engine import GradAccumStep
 from elleci.kernels.lion8 import lion8_step
 from elleci.model import Elleci
 from elleci.optim import Lion8, make_optimizer
@@ -36,12 +36,12 @@ def build(name, config, device):
     if bf16: model.bfloat16()                                             # rates and norms stay fp32; gradients accumulate in fp32
     optimizer = make_optimizer(model, dataclasses.replace(config.train, optimizer='lion' if kind == 'lion' else 'lion8'))
     if kind == 'nearest': optimizer.__class__ = Nearest
-    return Ordinary(model, optimizer, config.train.clip, precision='bf16-weights' if bf16 else 'fp32')
+    return GradAccumStep(model, optimizer, config.train.max_grad_norm, precision='bf16-weights' if bf16 else 'fp32')
 
 def train(name, config, data, val, device):
     "One training: the mean loss of each 20 steps, and the validation losses at the end"
     engine, t, losses, began = build(name, config, device), config.train, [], time.perf_counter()
-    for i, (micro, *_) in enumerate(loader(data, t), 1):
+    for i, (micro, *_) in enumerate(make_loader(data, t), 1):
         for group in engine.optimizer.param_groups: group['lr'] = t.lr*lr_factor(t, i)
         losses.append(engine.step([[x.to(device) for x in m] for m in micro])['loss'])
     curve = [[min(i + EVERY, len(losses)), sum(losses[i:i + EVERY])/len(losses[i:i + EVERY])] for i in range(0, len(losses), EVERY)]
@@ -56,7 +56,7 @@ def main():
     a = p.parse_args()
     if a.dry: a.steps, a.seeds = 2, 1
     device = pick_device()
-    tok, folder = learn_tokenizer(tiny.train.data, tiny.model.vocab_size), tempfile.mkdtemp()
+    tok, folder = train_tokenizer_on(tiny.train.data, tiny.model.vocab_size), tempfile.mkdtemp()
     result = dict(preset='elleci-tiny', steps=a.steps, lr=a.lr, hardware=hardware(), torch=torch.__version__, commit=commit(),
                   date=datetime.datetime.now(datetime.timezone.utc).strftime('%Y-%m-%d %H:%M UTC'), runs=[])
     for seed in range(a.seeds):

@@ -32,7 +32,7 @@ class Timed:
     def __call__(self, engine):
         step = engine.step
         def timed(micro):
-            i = engine.done + 1
+            i = engine.global_step + 1
             if self.run and i % BLOCK == 1: self.switch(i//BLOCK % 2 == 1)
             if i in (10, self.steps//2, self.steps): self.tensors[i] = live()
             self.watched.append(self.view is not None); self.began.append(time.perf_counter())
@@ -41,10 +41,10 @@ class Timed:
         engine.step = timed; return engine
 
     def switch(self, on):
-        if self.view: clock = time.pthread_getcpuclockid(self.view.follower.ident); self.viewing += time.clock_gettime(clock); self.view.close(); self.view = None
+        if self.view: clock = time.pthread_getcpuclockid(self.view.poll_thread.ident); self.viewing += time.clock_gettime(clock); self.view.close(); self.view = None
         if on:
-            from elleci.dashboard import View
-            self.view = View(self.run, 2., 60.); self.view.follower.start()
+            from elleci.dashboard import RunView
+            self.view = RunView(self.run, 2., 60.); self.view.poll_thread.start()
 
 def train(steps, run, view, **settings):
     model, t = elleci.config.PRESETS['elleci-tiny']()

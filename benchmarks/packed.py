@@ -7,7 +7,7 @@ Weights are those of a fresh model; what they say does not matter here, only tha
 import argparse, contextlib, datetime, io, json, tempfile, time
 from pathlib import Path
 import torch
-from elleci.checkpoint import MODEL, save_weights
+from elleci.checkpoint import MODEL_FILE, save_weights
 from elleci.config import config_to_json, preset
 from elleci.core import atomic_write, fmt_bytes, seed_everything
 from elleci.data.tokenizer import save_tokenizer, train_tokenizer
@@ -40,7 +40,7 @@ def main():
         own = sum(m.packed.nbytes for m in small.modules() if isinstance(m, PackedLinear))
         result = dict(preset=config.preset, hardware=hardware(), torch=torch.__version__, commit=commit(),
                       date=datetime.datetime.now(datetime.timezone.utc).strftime('%Y-%m-%d %H:%M UTC'), ternary_weights=ternary,
-                      file_before=(run/MODEL).stat().st_size, file_packed=size, rest_bytes=size - own, bytes_per_ternary_weight=own/ternary,
+                      file_before=(run/MODEL_FILE).stat().st_size, file_packed=size, rest_bytes=size - own, bytes_per_ternary_weight=own/ternary,
                       logits_equal=bool(torch.equal(before, after)), logits_compared=before.numel(), load_seconds=[round(load_before, 1), round(load_after, 1)])
     print({k: fmt_bytes(v) if k in ('file_before', 'file_packed', 'rest_bytes') else v for k, v in result.items()})
     if a.dry: return

@@ -1,6 +1,6 @@
 """Pre-tokenise synthesised text and read it back: data/results/pretokenize-<commit>.json.
 
-    python benchmarks/pretokenize.py [--megabytes N] [--workers N] [--repeats N] [--dry] [--out FOLDER]
+    python benchmarks/pretokenize.py [--megabytes N] [--num-workers N] [--repeats N] [--dry] [--out FOLDER]
 
 The text is the embedded corpus' documents, drawn anew with shuffled paragraphs, as JSONL. A process of its own runs `elleci_pretokenize`'s function;
 from /proc come its peak memory and its workers' (resident, and proportional: a page shared by n processes counts 1/n to each), and from the
@@ -11,19 +11,19 @@ import argparse, datetime, json, os, platform, random, statistics, subprocess, s
 from pathlib import Path
 import numpy as np
 from elleci.core import MiB, atomic_write
-from elleci.data.mixing import rows_of
-from elleci.data.shards import Shards, read_document, read_range, verify
-from elleci.data.sources import documents, learn_tokenizer
+from elleci.data.mixing import pack_documents
+from elleci.data.shards import Shards, read_document, read_range, verify_shards
+from elleci.data.sources import iter_documents, train_tokenizer_on
 from elleci.data.tokenizer import save_tokenizer
 from tiny import ROOT, commit, hardware
 
 CHILD = """import os, sys, time
 from elleci.data.shards import pretokenize
-from elleci.data.sources import documents
+from elleci.data.sources import iter_documents
 from elleci.data.tokenizer import load_tokenizer
 tok = load_tokenizer(sys.argv[3])
 began, before = time.perf_counter(), sum(os.times()[:4])                # of this process and of the children it has waited for
-pretokenize(documents('text', sys.argv[1]), sys.argv[2], tok, workers=int(sys.argv[4]))
+pretokenize(iter_documents('text', sys.argv[1]), sys.argv[2], tok, num_workers=int(sys.argv[4]))
 print(time.perf_counter() - began, sum(os.times()[:4]) - before)"""
 
 def synthesise(docs, path, size, seed=0):
@@ -58,8 +58,8 @@ def watched(process, every=.1):
     "Peaks while `process` runs: resident bytes of it and of its largest worker, proportional bytes of all together"
     peak = dict(parent=0, largest_worker=0, all_proportional=0, workers=0)
     while process.poll() is None:
-        (rss, pss), crew = memory(process.pid), [memory(p) for p in children(process.pid)]
-        now = dict(parent=rss, largest_worker=max((r for r, _ in crew), default=0), all_proportional=pss + sum(p for _, p in crew), workers=len(crew))
+        (rss, pss), worker_memory = memory(process.pid), [memory(p) for p in children(process.pid)]
+        now = dict(parent=rss, largest_worker=max((r for r, _ in worker_memory), default=0), all_proportional=pss + sum(p for _, p in worker_memory), workers=len(worker_memory))
         peak = {k: max(peak[k], now[k]) for k in peak}
         time.sleep(every)
     return peak
@@ -93,8 +93,8 @@ def shuffled(shards, some, seed=0):
 def read(out, repeats, T=2**16):
     "Tokens per second of each way to read, from a warm map; and what checking costs"
     shards = Shards(out)
-    n, some, rows = shards.tokens, min(shards.tokens, 2**22), rows_of(shards, 1024)
-    verifying = -time.perf_counter() + (verify(shards), time.perf_counter())[1]
+    n, some, rows = shards.num_tokens, min(shards.num_tokens, 2**22), pack_documents(shards, 1024)
+    verifying = -time.perf_counter() + (verify_shards(shards), time.perf_counter())[1]
     maps = [shards.map(k) for k in range(min(len(shards.shards), shards.cache))]
     held = sum(len(m) for m in maps)
     return dict(ranges=speed(lambda: [read_range(shards, i, min(n, i + T)) for i in range(0, n, T)], n, repeats),
@@ -102,27 +102,27 @@ def read(out, repeats, T=2**16):
                 documents_shuffled=speed(lambda: shuffled(shards, some), some, repeats),
                 documents=speed(lambda: [read_document(shards, i) for i in range(200)], sum(len(read_document(shards, i)[2]) for i in range(200)), repeats),
                 checksum_mb_per_s=round(speed(lambda: [zlib.crc32(m) for m in maps], held*shards.dtype.itemsize, repeats)/1e6),
-                verify_mb_per_s=round(n*shards.dtype.itemsize/1e6/verifying)), dict(tokens=n, documents=shards.documents, shards=len(shards.shards))
+                verify_mb_per_s=round(n*shards.dtype.itemsize/1e6/verifying)), dict(tokens=n, documents=shards.num_documents, shards=len(shards.shards))
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument('--megabytes', type=int, default=100); p.add_argument('--workers', type=int, default=os.cpu_count())
+    p.add_argument('--megabytes', type=int, default=100); p.add_argument('--num-workers', '--workers', type=int, default=os.cpu_count())
     p.add_argument('--repeats', type=int, default=3); p.add_argument('--dry', action='store_true')
     p.add_argument('--out', type=Path, default=ROOT/'data'/'results', help='folder for the result')
     a = p.parse_args()
     size, repeats = (4*10**6, 1) if a.dry else (a.megabytes*10**6, a.repeats)
     data = tuple((part, f'embedded:{part}') for part in ('english', 'italian'))
-    docs = [d for name, spec in data for d in documents(name, spec)]
-    result = dict(hardware=hardware(), python=platform.python_version(), numpy=np.__version__, commit=commit(), workers=a.workers, vocab_size=8192,
+    docs = [d for name, spec in data for d in iter_documents(name, spec)]
+    result = dict(hardware=hardware(), python=platform.python_version(), numpy=np.__version__, commit=commit(), workers=a.num_workers, vocab_size=8192,
                   date=datetime.datetime.now(datetime.timezone.utc).strftime('%Y-%m-%d %H:%M UTC'))
     with tempfile.TemporaryDirectory() as tmp:
         tmp = Path(tmp)
-        save_tokenizer(learn_tokenizer(data, result['vocab_size']), tmp/'tokenizer.json')
+        save_tokenizer(train_tokenizer_on(data, result['vocab_size']), tmp/'tokenizer.json')
         text_bytes, runs = synthesise(docs, tmp/'text.jsonl', size), []
         for i in range(repeats):
-            r = write(tmp/'text.jsonl', tmp/f'out{i}', tmp/'tokenizer.json', a.workers)
-            runs.append(r | dict(mb_per_s=text_bytes/1e6/r['seconds'], cpu_share=r['cpu_seconds']/r['seconds']/min(a.workers, os.cpu_count())))
-            print(f"{runs[-1]['mb_per_s']:.2f} MB/s, {runs[-1]['cpu_share']:.0%} of {a.workers} cores (the machine idle {r['machine_idle']:.0%}), {r['peak_bytes']['all_proportional']/MiB:.0f} MiB in all "
+            r = write(tmp/'text.jsonl', tmp/f'out{i}', tmp/'tokenizer.json', a.num_workers)
+            runs.append(r | dict(mb_per_s=text_bytes/1e6/r['seconds'], cpu_share=r['cpu_seconds']/r['seconds']/min(a.num_workers, os.cpu_count())))
+            print(f"{runs[-1]['mb_per_s']:.2f} MB/s, {runs[-1]['cpu_share']:.0%} of {a.num_workers} cores (the machine idle {r['machine_idle']:.0%}), {r['peak_bytes']['all_proportional']/MiB:.0f} MiB in all "
                   f"(parent {r['peak_bytes']['parent']/MiB:.0f}, a worker {r['peak_bytes']['largest_worker']/MiB:.0f} resident)")
         reading, size = read(tmp/'out0', max(repeats, 3))
         result |= dict(text_bytes=text_bytes, size=size, runs=runs, read_tokens_per_s=reading)

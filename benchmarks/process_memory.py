@@ -15,17 +15,17 @@ import torch
 import elleci.config, elleci.train
 from elleci.config import ModelConfig, TrainConfig
 from elleci.core import atomic_write, fmt_bytes
-from elleci.memory.host import our_process, return_freed
+from elleci.memory.host import allow_malloc_tuning, tune_malloc
 from elleci.telemetry import read_metrics
 from tiny import ROOT, commit, hardware
 
-HOST = dict(engine='layer-major', clip_by='layer', weights_on='host', states_on='host', residuals='pageable', optimizer='lion8',
+HOST = dict(engine='layer-major', clip_by='layer', weights_on='host', states_on='host', block_inputs_on='pageable', optimizer='lion8',
             precision='bf16-weights')
 SHORT = dict(steps=3, val_rows=3, val_every=10**8, save_every=10**8)
 
 def streamed():
     model = ModelConfig(vocab_size=2048, d_model=768, n_layers=15, d_ff=2112, tie_embeddings=True)
-    return model, TrainConfig(seq_len=256, batch_size=3, accumulate=1, **HOST, **SHORT)
+    return model, TrainConfig(seq_len=256, batch_size=3, grad_accum_steps=1, **HOST, **SHORT)
 
 def tiny():
     model, train = elleci.config.PRESETS['elleci-tiny']()
@@ -63,20 +63,20 @@ def child(case, way):
     "One training in this process; its figures as JSON on the last line"
     imports = status()[0]
     if way != 'heap':
-        our_process()
-        return_freed()
-    if way == 'without the comparison': elleci.train.compared = lambda steps, *_: steps
+        allow_malloc_tuning()
+        tune_malloc()
+    if way == 'without the comparison': elleci.train.measure_first_steps = lambda steps, *_: steps
     elleci.config.PRESETS['measured'] = CASES[case]
-    accounts, watched, announce, make = [], Watched(), elleci.train.announce, elleci.train.make_engine
-    elleci.train.announce = lambda *a: accounts.append(announce(*a)) or accounts[0]
+    accounts, watched, preflight, make = [], Watched(), elleci.train.preflight, elleci.train.make_engine
+    elleci.train.preflight = lambda *a: accounts.append(preflight(*a)) or accounts[0]
     elleci.train.make_engine = lambda *a, **k: watched(make(*a, **k))
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         elleci.train.elleci_train(preset='measured', out=f'{folder}/run')
         rows = read_metrics(Path(folder)/'run')
     a = accounts[0]
     print(json.dumps(dict(imports=imports, peak=status()[1] - imports, peak_in_steps=max(watched.resident) - imports, tensors=a.peak_allocated,
-        measured_tensors=next((r['measured_peak'] for r in rows if 'measured_peak' in r), None), before=a.process - imports, margin=a.margin,
-        checkpoint=a.checkpoint, cpu_seconds=watched.seconds, page_faults=watched.faults)))
+        measured_tensors=next((r['measured_peak'] for r in rows if 'measured_peak' in r), None), before=a.process_before - imports, margin=a.margin,
+        checkpoint=a.checkpoint_bytes, cpu_seconds=watched.seconds, page_faults=watched.faults)))
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -17,11 +17,11 @@ from elleci.train import elleci_train
 from tiny import ROOT, commit, hardware
 
 EVERY = 20   # steps that a point of the curve averages over
-LION = dict(average=.8)   # of a run that averages, both losses are kept: of its last weights, and of their mean
-VARIANTS = {'AdamW, cosine': (dict(optimizer='adamw', schedule='cosine', floor=.1), (1e-3, 2e-3, 4e-3)),
+LION = dict(averaging_start=.8)   # of a run that averages, both losses are kept: of its last weights, and of their mean
+VARIANTS = {'AdamW, cosine': (dict(optimizer='adamw', schedule='cosine', min_lr_ratio=.1), (1e-3, 2e-3, 4e-3)),
             'Lion, WSD': (LION, (1e-3, 2e-3)),
-            'Lion, WSD, LeRaC': (LION | dict(lerac=.1), (1e-3, 2e-3)),
-            'Lion, WSD, LeRaC, growing rows': (LION | dict(lerac=.1, lengths=((0., 4), (.1, 2), (.3, 1))), (1e-3, 2e-3))}
+            'Lion, WSD, LeRaC': (LION | dict(lerac_ratio=.1), (1e-3, 2e-3)),
+            'Lion, WSD, LeRaC, growing rows': (LION | dict(lerac_ratio=.1, seq_len_schedule=((0., 4), (.1, 2), (.3, 1))), (1e-3, 2e-3))}
 
 def train(variant, lr, seed, steps):
     "One training, as the command does it"
@@ -35,7 +35,7 @@ def train(variant, lr, seed, steps):
     curve = [[min(i + EVERY, len(losses)), round(sum(losses[i:i + EVERY])/len(losses[i:i + EVERY]), 5)] for i in range(0, len(losses), EVERY)]
     last = [r for r in rows if 'val_loss' in r][-1] | next((r for r in rows if 'average_loss' in r), {})
     return dict(variant=variant, lr=lr, seed=seed, **{k: round(v, 5) for k, v in last.items() if '_loss' in k}, curve=curve,
-                waited=round(sum(r['waited'] for r in rows if 'waited' in r)/sum(r['seconds'] for r in rows if 'seconds' in r), 6))
+                waited=round(sum(r['data_wait_seconds'] for r in rows if 'data_wait_seconds' in r)/sum(r['seconds'] for r in rows if 'seconds' in r), 6))
 
 def main():
     p, tiny = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter), preset('elleci-tiny').train

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from elleci.config import EMBEDDED, preset
 from elleci.core import atomic_write, seed_everything
-from elleci.data.mixing import loader, open_data, rows_of
+from elleci.data.mixing import make_loader, open_data, pack_documents
 from elleci.data.shards import pretokenize
-from elleci.data.sources import Document, documents, encode_documents
+from elleci.data.sources import Document, iter_documents, encode_documents
 from elleci.data.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 from elleci.engine import make_engine, make_model
 from elleci.optim import make_optimizer
@@ -41,7 +41,7 @@ def catalogues(folder=CATALOGUES):
 
 def embedded():
     "{language: [documents]} of the corpus that is always there"
-    parts = {name: [p for d in documents(name, spec) for p in grouped(d.text.split('\n\n'))] for name, spec in EMBEDDED}
+    parts = {name: [p for d in iter_documents(name, spec) for p in grouped(d.text.split('\n\n'))] for name, spec in EMBEDDED}
     english = random.Random(0).sample(parts['english'], min(len(parts['english']), 10*len(parts['italian'])))
     return {'en': sorted(english), 'it': parts['italian'] + parts['instructions']}
 
@@ -75,7 +75,7 @@ def data(folder, named, tok, permuted):
     "The documents as shards in `folder`; their names, and so what the run itself holds out, are the same in any order"
     named = list(named)
     if permuted is not None: random.Random(permuted).shuffle(named)
-    pretokenize([Document('text', name, text) for name, text in named], folder, tok, workers=0)
+    pretokenize([Document('text', name, text) for name, text in named], folder, tok, num_workers=0)
     return (('text', str(folder)),)
 
 def train(config, tok, folder, val, labels, held_bytes):
@@ -86,7 +86,7 @@ def train(config, tok, folder, val, labels, held_bytes):
     model = make_model(config.model, t)
     engine = make_engine(model, make_optimizer(model, t), t)
     began = time.perf_counter()
-    for i, (micro, *_) in enumerate(loader(mix, t), 1):
+    for i, (micro, *_) in enumerate(make_loader(mix, t), 1):
         for group in engine.optimizer.param_groups: group['lr'] = t.lr*lr_factor(t, i)
         losses.append(engine.step(micro)['loss'])
     seconds = time.perf_counter() - began
@@ -109,7 +109,7 @@ def measure(order, seeds, steps):
         save_tokenizer(train_tokenizer([text for _, text in named], tiny.model.vocab_size), tok_path)
         tok = load_tokenizer(tok_path)
         encoded = {l: encode_documents(tok, [Document('held', str(i), t) for i, t in enumerate(ts)]) for l, ts in held.items()}
-        val = {language: rows_of(docs, tiny.train.seq_len) for language, docs in encoded.items()}
+        val = {language: pack_documents(docs, tiny.train.seq_len) for language, docs in encoded.items()}
         labels = {language: sum(len(d) - 1 for d in docs) for language, docs in encoded.items()}     # of a document all but its first token
         held_bytes = {language: sum(len(t.encode()) for t in ts) for language, ts in held.items()}
         size = {l: sum(len(x.encode()) for n, x in named if n.startswith(l)) for l in LANGUAGES}

@@ -10,9 +10,9 @@ import argparse, dataclasses, datetime, json, re, tempfile, time
 import torch
 from elleci.config import preset
 from elleci.core import atomic_write, pick_device, seed_everything
-from elleci.data.mixing import loader, open_data
-from elleci.data.sources import learn_tokenizer
-from elleci.engine import Ordinary
+from elleci.data.mixing import make_loader, open_data
+from elleci.data.sources import train_tokenizer_on
+from elleci.engine import GradAccumStep
 from elleci.kernels.ternary import ternary_codes, ternary_flips, ternary_shares
 from elleci.layers.ffn import BitLinear
 from elleci.model import Elleci
@@ -55,7 +55,7 @@ def build(ternary, int8, config, device):
     for m in model.modules():
         if isinstance(m, BitLinear): m.int8_backward = int8
     model.to(device)
-    return Ordinary(model, make_optimizer(model, config.train), config.train.clip, precision='bf16', seed=config.train.seed)
+    return GradAccumStep(model, make_optimizer(model, config.train), config.train.max_grad_norm, precision='bf16', seed=config.train.seed)
 
 def train(name, config, data, val, device):
     "One training: the mean loss of each 20 steps, the weights' health, and the validation losses at the end"
@@ -63,7 +63,7 @@ def train(name, config, data, val, device):
     health = Health(engine.model) if VARIANTS[name][0] else None
     if health: health.look(0)
     began = time.perf_counter()
-    for i, (micro, *_) in enumerate(loader(data, t), 1):
+    for i, (micro, *_) in enumerate(make_loader(data, t), 1):
         for group in engine.optimizer.param_groups: group['lr'] = t.lr*lr_factor(t, i)
         losses.append(engine.step([[x.to(device) for x in m] for m in micro])['loss'])
         if health: health.look(i)
@@ -87,7 +87,7 @@ def main():
     a = p.parse_args()
     if a.dry: a.steps, a.seeds = EVERY + 1, 1
     device = pick_device()
-    tok, folder = learn_tokenizer(tiny.train.data, tiny.model.vocab_size), tempfile.mkdtemp()
+    tok, folder = train_tokenizer_on(tiny.train.data, tiny.model.vocab_size), tempfile.mkdtemp()
     result = dict(preset='elleci-tiny', precision='bf16', steps=a.steps, tokens_per_step=tiny.train.tokens_per_step, lr=a.lr, hardware=hardware(),
                   torch=torch.__version__, commit=a.commit or commit(),
                   date=datetime.datetime.now(datetime.timezone.utc).strftime('%Y-%m-%d %H:%M UTC'), runs=[])

@@ -32,7 +32,7 @@ def measure(seed, steps):
         wall, rows, (config, tok, model) = time.perf_counter() - began, read_metrics(out), load_run(out)
         train, vals, t = [r for r in rows if 'loss' in r], [r for r in rows if 'val_loss' in r], config.train
         return dict(seed=seed, parameters=sum(p.numel() for p in model.parameters()), steps=t.steps, tokens_per_step=t.tokens_per_step,
-                    batch=f'{t.accumulate} × {t.batch_size} × {t.seq_len}', wall_seconds=round(wall, 1),
+                    batch=f'{t.grad_accum_steps} × {t.batch_size} × {t.seq_len}', wall_seconds=round(wall, 1),
                     training_seconds=round(sum(r['seconds'] for r in train), 1),
                     tokens_per_second=round(statistics.median(r['tokens_per_s'] for r in train)), peak_memory_bytes=max(r['memory_bytes'] for r in train),
                     first=vals[0], last=vals[-1], samples=[generate(model, tok, p, 60, seed=seed) for p in PROMPTS])

@@ -12,10 +12,10 @@ from torch import nn
 from .core import UserError, require
 from .config import TrainConfig
 from .layers.ffn import BitLinear
-from .kernels.lion8 import check_rates, fold, lion8_state, lion8_step
+from .kernels.lion8 import check_hyperparameters, hash_key, lion8_state, lion8_step
 
 # %% ../nbs/60_optimizers.ipynb #1373559c
-def _layer(name, last): # of a parameter: the embedding 0, the first block 1 …
+def _layer_index(name, last): # of a parameter: the embedding 0, the first block 1 …
     part = name.split('.')
     return int(part[1]) + 1 if part[0] == 'blocks' else 0 if part[0] == 'embedding' else last
 
@@ -23,15 +23,15 @@ def _layer(name, last): # of a parameter: the embedding 0, the first block 1 …
 def param_groups(
     model:nn.Module,    # any module
     weight_decay:float, # for the weights of linear layers
-    layers:int=0,       # its blocks, if each layer is to have groups of its own, which say `layer`: 0 the embedding … layers + 1 the head
+    n_layers:int=0,       # its blocks, if each layer is to have groups of its own, which say `layer`: 0 the embedding … layers + 1 the head
 )->list[dict]: # two groups, or two of each layer, with the parameters' names beside them
     "Linear layers' weights decay; norms, biases, embeddings (a tied head too), filters, rates do not"
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     linear = {id(m.weight) for m in model.modules() if isinstance(m, (nn.Linear, BitLinear))} - embeddings
-    groups = {(layer, wd): [] for layer in range(layers + 2 if layers else 1) for wd in (weight_decay, 0.)}
+    groups = {(layer, wd): [] for layer in range(n_layers + 2 if n_layers else 1) for wd in (weight_decay, 0.)}
     for n, p in model.named_parameters():
-        if p.requires_grad: groups[_layer(n, layers + 1) if layers else 0, weight_decay if id(p) in linear else 0.].append((n, p))
-    return [dict(weight_decay=wd, layer=layer, params=[p for _, p in g], names=[n for n, _ in g]) for (layer, wd), g in groups.items() if g or not layers]
+        if p.requires_grad: groups[_layer_index(n, n_layers + 1) if n_layers else 0, weight_decay if id(p) in linear else 0.].append((n, p))
+    return [dict(weight_decay=wd, layer=layer, params=[p for _, p in g], names=[n for n, _ in g]) for (layer, wd), g in groups.items() if g or not n_layers]
 
 # %% ../nbs/60_optimizers.ipynb #c7637faa
 BETAS = {'lion': (.9, .99), 'lion8': (.9, .99), 'adamw': (.9, .95)}   # Chen et al. 2023, §4; the usual choice for language models
@@ -46,7 +46,7 @@ class Lion8(torch.optim.Optimizer):
         weight_decay:float=0., # times lr: the share of a weight lost per step
         seed:int=0,      # of the rounding
     ):
-        check_rates(lr, betas, weight_decay, seed)
+        check_hyperparameters(lr, betas, weight_decay, seed)
         super().__init__(params, dict(lr=lr, betas=tuple(betas), weight_decay=weight_decay))
         self.seed = seed
         for i, p in enumerate(p for g in self.param_groups for p in g['params']):
@@ -65,7 +65,7 @@ class Lion8(torch.optim.Optimizer):
                 state['momentum'], state['scale'] = lion8_state(p)
                 state['step'] = torch.zeros((), dtype=torch.int64, device='cpu')
             state['step'] += 1
-            self.update(p, state, group, fold(self.seed, i, int(state['step'])))
+            self.update(p, state, group, hash_key(self.seed, i, int(state['step'])))
         return loss
 
     def update(self, p, state, group, seed):
@@ -84,7 +84,7 @@ def make_optimizer(
     train:TrainConfig, # its optimizer, lr, weight_decay
 )->torch.optim.Optimizer:
     "Lion (Chen et al. 2023, arXiv 2302.06675, alg. 2), ours in 8 bits, or AdamW, with `param_groups`; `UserError` where lion-pytorch is missing"
-    groups = param_groups(model, train.weight_decay, len(model.blocks) if train.lerac else 0)
+    groups = param_groups(model, train.weight_decay, len(model.blocks) if train.lerac_ratio else 0)
     if train.optimizer == 'lion8': cls = functools.partial(Lion8, seed=train.seed)
     elif train.optimizer == 'adamw': cls = torch.optim.AdamW
     else: cls = require('lion_pytorch', 'train with the Lion optimizer').Lion

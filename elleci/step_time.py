@@ -16,12 +16,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .core import MiB, UserError
 from .config import ModelConfig, TrainConfig
 from .kernels.lion8 import BLOCK
-from .kernels.linear_cross_entropy import moved_by_loss
+from .kernels.linear_cross_entropy import loss_bytes_moved
 from .kernels.ssd import ssd_cost
 from .memory.dryrun import emulate
 from .memory.ledger import card_bytes, parameter_shapes
 from .memory.measure import bandwidth
-from .layers.ffn import ternary_once
+from .layers.ffn import cache_ternary_weights
 from .model import Block, Elleci, token_loss
 from .engine import autocast
 
@@ -41,13 +41,13 @@ class Machine:
     launch:float = 1e-5 # seconds of the host for each operator; assumed
 
 # %% ../nbs/63_step_time.ipynb #c9e1843a
-REACHED = dict(matmul=785/989.4, memory=4.3/4.8, link=25/31.5)   # shares of the peaks: products and copies on an H200 (measured), PCIe (recipe A)
+REACHED_FRACTION = dict(matmul=785/989.4, memory=4.3/4.8, link=25/31.5)   # shares of the peaks: products and copies on an H200 (measured), PCIe (recipe A)
 
 def _machine(name, matmul, fp32, int8, memory, link):
     "From the maker's peaks: TFLOP/s in bf16 (dense, fp32 accumulation) and fp32, TOP/s in int8, GB/s of memory and of the link, each way"
-    link *= 1e9*REACHED['link']
-    return Machine(name, 1e12*matmul*REACHED['matmul'], 1e12*fp32*REACHED['matmul'], 1e12*int8*REACHED['matmul'],
-                   1e9*memory*REACHED['memory'], link, link)
+    link *= 1e9*REACHED_FRACTION['link']
+    return Machine(name, 1e12*matmul*REACHED_FRACTION['matmul'], 1e12*fp32*REACHED_FRACTION['matmul'], 1e12*int8*REACHED_FRACTION['matmul'],
+                   1e9*memory*REACHED_FRACTION['memory'], link, link)
 
 # %% ../nbs/63_step_time.ipynb #9f322fd2
 MACHINES = {m.name: m for m in (        # the makers' data sheets; the links are PCIe 4.0 × 16 and 5.0 × 16
@@ -65,7 +65,7 @@ def find_machine(
                     'as from `measured_machine`.')
 
 # %% ../nbs/63_step_time.ipynb #c085e77f
-def _fastest(
+def _best_seconds(
     f,                   # what to time
     device:torch.device,
     repeats:int=3,
@@ -81,7 +81,7 @@ def _fastest(
     return min(times)
 
 # %% ../nbs/63_step_time.ipynb #35f32fbf
-def _link(
+def _link_rates(
     device:torch.device,
     nbytes:int,
     pinned:bool,
@@ -90,9 +90,9 @@ def _link(
     try: host = torch.ones(nbytes, dtype=torch.uint8, pin_memory=pinned and device.type == 'cuda')
     except RuntimeError: return None, None
     there = torch.ones(nbytes, dtype=torch.uint8, device=device)
-    return nbytes/_fastest(lambda: there.copy_(host), device), nbytes/_fastest(lambda: host.copy_(there), device)
+    return nbytes/_best_seconds(lambda: there.copy_(host), device), nbytes/_best_seconds(lambda: host.copy_(there), device)
 
-def _launch(
+def _launch_seconds(
     device:torch.device,
     n:int=200, # operators in a row
 )->float: # seconds
@@ -102,7 +102,7 @@ def _launch(
         y = x
         for _ in range(n): y = y + w
         y.sum().backward()
-    return _fastest(chain, device, wait=False)/(2*n + 1)                # n sums, a sum of all, n gradients added up
+    return _best_seconds(chain, device, wait=False)/(2*n + 1)                # n sums, a sum of all, n gradients added up
 
 # %% ../nbs/63_step_time.ipynb #35d5c191
 def measured_machine(
@@ -117,11 +117,11 @@ def measured_machine(
     rate = {}
     for dtype in (torch.bfloat16, torch.float32, torch.int8):
         a = torch.ones(n, n, device=device, dtype=dtype)
-        rate[dtype] = 2*n**3/_fastest(lambda: torch._int_mm(a, a.T) if dtype == torch.int8 else a @ a, device)
-    slow, fast = (_link(device, nbytes, pinned) for pinned in (False, True))
+        rate[dtype] = 2*n**3/_best_seconds(lambda: torch._int_mm(a, a.T) if dtype == torch.int8 else a @ a, device)
+    slow, fast = (_link_rates(device, nbytes, pinned) for pinned in (False, True))
     link_in, link_out = slow if fast[0] is None else fast
     return Machine(name, *rate.values(), 1e9*bandwidth(device, nbytes), link_in, link_out,
-                   min(1., sum(slow)/(link_in + link_out)), (link_in + link_out)/2, _launch(device))
+                   min(1., sum(slow)/(link_in + link_out)), (link_in + link_out)/2, _launch_seconds(device))
 
 # %% ../nbs/63_step_time.ipynb #f511d760
 def _linears(
@@ -154,7 +154,7 @@ def _mixer_flops(
     return 'scan', once*windows, once*(windows + 1)
 
 # %% ../nbs/63_step_time.ipynb #819549b8
-def _again(
+def _recompute_flops(
     model:ModelConfig,
     train:TrainConfig,
     mixer:str,   # 'M', 'A' or 'E'
@@ -162,9 +162,9 @@ def _again(
     own:tuple,   # as from `_mixer_flops`
 )->dict: # part: operations for one token (linears) or one micro-batch
     "What is computed a second time"
-    if train.engine == 'ordinary' and train.checkpointing == 'none': return {}
+    if train.engine == 'grad_accum' and train.checkpointing == 'none': return {}
     if train.checkpointing == 'selective': return {own[0]: own[1]} if mixer == 'E' else {}
-    stops = train.engine == 'ordinary' and not model.ternary
+    stops = train.engine == 'grad_accum' and not model.ternary
     kept = block['ffn.down.weight'] if stops else 0
     return {'linears': 2*(sum(block.values()) - kept), own[0]: own[1]}
 
@@ -174,11 +174,11 @@ def step_flops(
     train:TrainConfig,
 )->dict: # 'forward', 'recompute', 'backward': part ('linears', 'attention', 'scan', 'head'): operations
     "What an optimizer step multiplies and adds, over all its micro-batches"
-    B, T, M = train.batch_size, train.seq_len, train.accumulate
+    B, T, M = train.batch_size, train.seq_len, train.grad_accum_steps
     n, phases = B*T, {p: dict.fromkeys(('linears', 'attention', 'scan', 'head'), 0) for p in ('forward', 'recompute', 'backward')}
     for mixer, block in zip(model.mixers, _linears(model)):
         own, size = _mixer_flops(model, mixer, B, T), sum(block.values())
-        rows = {'forward': {'linears': 2*size, own[0]: own[1]}, 'recompute': _again(model, train, mixer, block, own),
+        rows = {'forward': {'linears': 2*size, own[0]: own[1]}, 'recompute': _recompute_flops(model, train, mixer, block, own),
                 'backward': {'linears': 4*size, own[0]: own[2]}}
         for phase, parts in rows.items():
             for part, flops in parts.items(): phases[phase][part] += M*flops*(n if part == 'linears' else 1)
@@ -186,9 +186,9 @@ def step_flops(
     return phases
 
 # %% ../nbs/63_step_time.ipynb #d21ce8cb
-PRODUCTS = ('aten::mm', 'aten::addmm', 'aten::bmm', 'aten::_int_mm', 'elleci::int8_product', 'elleci::weight_grad', 'aten::_scaled_dot_product')           # bound by arithmetic
-NO_KERNEL = ('aten::empty', 'aten::new_empty')                                             # nothing runs
-ONLY_WRITE = ('aten::copy_', 'aten::fill_', 'aten::zero_')                                 # what is written is not read before
+MATMUL_OPS = ('aten::mm', 'aten::addmm', 'aten::bmm', 'aten::_int_mm', 'elleci::int8_product', 'elleci::weight_grad', 'aten::_scaled_dot_product')           # bound by arithmetic
+NO_KERNEL_OPS = ('aten::empty', 'aten::new_empty')                                             # nothing runs
+WRITE_ONLY_OPS = ('aten::copy_', 'aten::fill_', 'aten::zero_')                                 # what is written is not read before
 
 def _tensors(x): return {id(t): t for t in tree_leaves(x) if isinstance(t, Tensor)}.values()
 def _bytes(tensors): return sum(min(t.nbytes, t.untyped_storage().nbytes()) for t in tensors)         # an expanded one is read once
@@ -204,16 +204,16 @@ class Traffic(TorchDispatchMode):
         storages = {t.untyped_storage()._cdata for t in given}
         fresh = [t for t in _tensors(out) if t.untyped_storage()._cdata not in storages]
         written = list(_tensors([a for a, s in zip(args, func._schema.arguments) if s.alias_info is not None and s.alias_info.is_write]))
-        if not (fresh or written) or name.startswith(NO_KERNEL): return out
+        if not (fresh or written) or name.startswith(NO_KERNEL_OPS): return out
         self.launches += 1
-        if name in ONLY_WRITE: given = [t for t in given if all(t is not w for w in written)]
-        if not name.startswith(PRODUCTS): self.bytes += _bytes(given) + _bytes(fresh) + _bytes(written)
-        if name == 'elleci::linear_cross_entropy': self.bytes += moved_by_loss(*args)
+        if name in WRITE_ONLY_OPS: given = [t for t in given if all(t is not w for w in written)]
+        if not name.startswith(MATMUL_OPS): self.bytes += _bytes(given) + _bytes(fresh) + _bytes(written)
+        if name == 'elleci::linear_cross_entropy': self.bytes += loss_bytes_moved(*args)
         return out
 
 # %% ../nbs/63_step_time.ipynb #cc1e8506
 @functools.cache
-def _passes(
+def _part_traffic(
     model:ModelConfig, # of one block, or for the head
     part:str,
     precision:str,
@@ -228,7 +228,7 @@ def _passes(
     def forward():
         with Traffic() as t, autocast(tokens.device, precision): y = token_loss(m, m.hidden(x), tokens) if part == 'head' else m(x, tokens)
         return y, t
-    with emulate('cuda'), ternary_once(m):
+    with emulate('cuda'), cache_ternary_weights(m):
         with torch.no_grad(): (_, first), (_, bare) = forward(), forward()
         y, graph = forward(); g = torch.empty_like(y)
         with Traffic() as back: y.backward(g)
@@ -244,18 +244,18 @@ def traffic(
     "What one micro-batch moves within the device's memory on its way through one part, forward without and with a graph, and backward"
     if part not in ('M', 'A', 'E', 'head'): raise UserError(f"part is {part!r}: give 'M', 'A', 'E' or 'head'.")
     alone = replace(model, n_layers=1, pattern='M' if part == 'head' else part, tie_embeddings=False)
-    return _passes(alone, part, train.precision, (train.batch_size, train.seq_len))
+    return _part_traffic(alone, part, train.precision, (train.batch_size, train.seq_len))
 
 # %% ../nbs/63_step_time.ipynb #2f23996a
-UPDATE = {'lion': 76., 'adamw': 80.}                 # bytes per parameter that lion-pytorch and torch's AdamW move; 8 of the latter are the decay's
-LAUNCHES = {'lion': 9, 'adamw': 0, 'lion8': 1}       # operators for each tensor; AdamW's take lists
+UPDATE_BYTES = {'lion': 76., 'adamw': 80.}                 # bytes per parameter that lion-pytorch and torch's AdamW move; 8 of the latter are the decay's
+UPDATE_LAUNCHES = {'lion': 9, 'adamw': 0, 'lion8': 1}       # operators for each tensor; AdamW's take lists
 
 def _update_bytes(
     train:TrainConfig,
 )->float: # bytes per parameter, within the device's memory, per step
     "Accumulation, clipping, update"
-    weight, M = 2 if train.precision == 'bf16-weights' else 4, train.accumulate
-    update = 2*weight + 4 + 2*(1 + 4/BLOCK) if train.optimizer == 'lion8' else UPDATE[train.optimizer]
+    weight, M = 2 if train.precision == 'bf16-weights' else 4, train.grad_accum_steps
+    update = 2*weight + 4 + 2*(1 + 4/BLOCK) if train.optimizer == 'lion8' else UPDATE_BYTES[train.optimizer]
     return 12*(M - 1) + 12 + update
 
 # %% ../nbs/63_step_time.ipynb #3552fb9e
@@ -289,7 +289,7 @@ def _link_bytes(
     r = train.tokens_per_step*model.d_model*(2 if train.precision == 'bf16-weights' else 4)
     forward, backward = [0, 0], [0, 0]
     if train.checkpointing == 'offload': forward[1], backward[0] = L*r, L*r
-    if train.residuals in ('pinned', 'pageable'): forward, backward = [(L + 1)*r, (L + 2)*r], [(2*L + 1)*r, L*r]
+    if train.block_inputs_on in ('pinned', 'pageable'): forward, backward = [(L + 1)*r, (L + 2)*r], [(2*L + 1)*r, L*r]
     if train.weights_on == 'host':
         head, stays = weights.get('head.weight', 0) + weights['norm.weight'], weights['embedding.weight'] if model.tie_embeddings else 0
         total = sum(weights.values()) - stays
@@ -301,10 +301,10 @@ def _link_bytes(
 # %% ../nbs/63_step_time.ipynb #4c8bab6a
 def step_bytes(
     model:ModelConfig,
-    train:TrainConfig, # residuals 'auto' count as on the device
+    train:TrainConfig, # block_inputs_on='auto' counts as on the device
 )->dict: # 'forward', 'backward': {'memory', 'link in', 'link out': bytes; 'launches': how many}
     "What an optimizer step moves within the device's memory, products excepted, and over the link; recompute and update are in 'backward'"
-    M, rows, shapes = train.accumulate, {}, parameter_shapes(model)
+    M, rows, shapes = train.grad_accum_steps, {}, parameter_shapes(model)
     first = 'no graph' if train.engine == 'layer-major' or train.checkpointing in ('block', 'offload') else 'graph'
     again = train.engine == 'layer-major' or train.checkpointing != 'none'
     ways = {'forward': [(p, first) for p in model.mixers] + [('head', 'graph')],
@@ -317,7 +317,7 @@ def step_bytes(
     numbers = {name: math.prod(shape) for name, shape in shapes.items()}
     cast = 6*M*sum(n for name, n in numbers.items() if name.startswith('blocks.')) if train.precision == 'bf16-weights' else 0    # gradients in bf16: 2 bytes read, 4 written
     rows['backward']['memory'] += round(_update_bytes(train)*sum(numbers.values())) + cast
-    rows['backward']['launches'] += (M - 1 + LAUNCHES[train.optimizer])*len(shapes) + 60     # a sum for each micro-batch, an update; operators on lists
+    rows['backward']['launches'] += (M - 1 + UPDATE_LAUNCHES[train.optimizer])*len(shapes) + 60     # a sum for each micro-batch, an update; operators on lists
     return rows
 
 # %% ../nbs/63_step_time.ipynb #e719fa08
@@ -346,7 +346,7 @@ def _spill_seconds(
     if vram is None: return 0.
     if not isinstance(peak, int | float) or peak < 0: raise UserError(f'peak is {peak!r}: give bytes, 0 or more.')
     above = max(0, peak - (vram if isinstance(vram, int) else card_bytes(vram)))
-    return 2*(1 if train.engine == 'layer-major' else train.accumulate)*2*above/m.spill
+    return 2*(1 if train.engine == 'layer-major' else train.grad_accum_steps)*2*above/m.spill
 
 # %% ../nbs/63_step_time.ipynb #3c7d3aeb
 TERMS = ('compute', 'memory', 'launch', 'link in', 'link out', 'spill')
@@ -362,12 +362,12 @@ def step_time(
     "Predicted seconds of an optimizer step, and what they go to"
     m = find_machine(machine)
     moved, compute, terms, total = step_bytes(model, train), _compute_seconds(model, train, m), dict.fromkeys(TERMS, 0.), 0.
-    overlap, share = train.engine == 'layer-major' and train.residuals != 'pageable', m.pageable if train.residuals == 'pageable' else 1.
+    overlap, share = train.engine == 'layer-major' and train.block_inputs_on != 'pageable', m.pageable if train.block_inputs_on == 'pageable' else 1.
     for phase, row in moved.items():
         t = {'compute': compute[phase], 'memory': row['memory']/m.memory, 'launch': row['launches']*m.launch,
              'link in': row['link in']/m.link_in/share, 'link out': row['link out']/m.link_out/share}
         busy = max(t['compute'] + t['memory'], t['launch'])
-        link = t['link in'] + t['link out']                                # both ways wait for each other: the engine has one lane
+        link = t['link in'] + t['link out']                                # both ways wait for each other: the engine copies on one stream
         total += max(busy, link) if overlap else busy + link
         for k, seconds in t.items(): terms[k] += seconds
     terms['spill'] = _spill_seconds(train, m, vram, peak)

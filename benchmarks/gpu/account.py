@@ -6,7 +6,7 @@ import torch
 from elleci.account import account
 from elleci.config import ModelConfig, TrainConfig
 from elleci.core import optional, seed_everything
-from elleci.engine import step
+from elleci.engine import grad_accum_step
 from elleci.memory.allocator import check_trace
 from elleci.model import Elleci
 from elleci.optim import make_optimizer
@@ -14,7 +14,7 @@ from gpu.bench import failed, note, row
 from gpu.ssd import launch
 
 BASE = ModelConfig(vocab_size=32_128, d_model=1024, n_layers=8, d_ff=2816, n_attn_heads=8)
-TRAIN = TrainConfig(seq_len=1024, batch_size=2, accumulate=1, optimizer='adamw')
+TRAIN = TrainConfig(seq_len=1024, batch_size=2, grad_accum_steps=1, optimizer='adamw')
 LIMITS = dict(allocated=.005, reserved=.01)
 OPTIMIZERS = ('lion', 'adamw') if optional('lion_pytorch') else ('adamw',)
 
@@ -22,7 +22,7 @@ def configurations():
     "Thirty of them: mixers, precision, policy, accumulation, optimizer, sizes"
     ways = itertools.product(('MMMA', 'M', 'A'), ('bf16', 'fp32'), ('none', 'block'), (1, 2))
     found = [(replace(BASE, pattern=p, ternary=i % 3 > 0, tie_embeddings=i % 2 == 0),
-              replace(TRAIN, precision=precision, checkpointing=policy, accumulate=M, optimizer=OPTIMIZERS[i % len(OPTIMIZERS)]))
+              replace(TRAIN, precision=precision, checkpointing=policy, grad_accum_steps=M, optimizer=OPTIMIZERS[i % len(OPTIMIZERS)]))
              for i, (p, precision, policy, M) in enumerate(ways)]
     shapes = (dict(seq_len=257), dict(batch_size=5, seq_len=640), dict(seq_len=4096, batch_size=1), dict(batch_size=1, seq_len=128),
               dict(batch_size=8), dict(seq_len=2048, checkpointing='block'))
@@ -34,8 +34,8 @@ def train_steps(model_cfg, train, steps=2):
     model = Elleci(model_cfg, train.checkpointing).to(device); optimizer = make_optimizer(model, train)
     shape = train.batch_size, train.seq_len
     batches = [[torch.randint(model_cfg.vocab_size, shape).to(device), torch.randint(model_cfg.vocab_size, shape).to(device),
-                (torch.arange(shape[1])//99).expand(shape).contiguous().to(device)] for _ in range(train.accumulate)]
-    for _ in range(steps): step(model, batches, optimizer, train.clip, train.precision)
+                (torch.arange(shape[1])//99).expand(shape).contiguous().to(device)] for _ in range(train.grad_accum_steps)]
+    for _ in range(steps): grad_accum_step(model, batches, optimizer, train.max_grad_norm, train.precision)
 
 def workspaces():
     "Bytes of the blocks that remain when a small training is over: what the libraries keep"
@@ -73,7 +73,7 @@ def launches(dry):
 
 def describe(m, t):
     return dict(pattern=m.pattern, layers=m.n_layers, ternary=m.ternary, tied=m.tie_embeddings, precision=t.precision, checkpointing=t.checkpointing,
-                optimizer=t.optimizer, batch=f'{t.accumulate} × {t.batch_size} × {t.seq_len}')
+                optimizer=t.optimizer, batch=f'{t.grad_accum_steps} × {t.batch_size} × {t.seq_len}')
 
 def run(ctx):
     chosen = configurations()

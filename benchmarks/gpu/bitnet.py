@@ -141,13 +141,13 @@ def on_the_cpu(M=256, K=2048, N=2048):
 def whole_step(ctx, watch):
     "Training steps of four layers of recipe A: ternary with both backward passes, against ordinary bf16 layers"
     wide = replace(preset('elleci-tiny').model, n_layers=1) if ctx.dry else replace(ModelConfig(), n_layers=4)
-    train = TrainConfig(seq_len=64 if ctx.dry else 1024, batch_size=1 if ctx.dry else 8, accumulate=2, optimizer='lion8', precision='bf16-weights')
+    train = TrainConfig(seq_len=64 if ctx.dry else 1024, batch_size=1 if ctx.dry else 8, grad_accum_steps=2, optimizer='lion8', precision='bf16-weights')
     ways, subjects = {'bf16 nn.Linear': (False, False), 'ternary, bf16 backward': (True, False), 'ternary, int8 backward': (True, True)}, {}
     tokens = torch.randint(wide.vocab_size, (train.batch_size, train.seq_len), device=ctx.device)
     for name, (ternary, int8) in ways.items():
         seed_everything(0); t = replace(train, int8_backward=int8); model = make_model(replace(wide, ternary=ternary), t, ctx.device)
         engine = make_engine(model, make_optimizer(model, t), t)
-        subjects[name] = lambda engine=engine: engine.step([[tokens, tokens, torch.zeros_like(tokens)]]*train.accumulate)
+        subjects[name] = lambda engine=engine: engine.step([[tokens, tokens, torch.zeros_like(tokens)]]*train.grad_accum_steps)
     times = watch(subjects, 4)
     for name, t in times.items():
         if isinstance(t, Exception): yield failed(f'step of four layers, {name}', t)

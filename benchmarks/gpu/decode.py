@@ -1,6 +1,6 @@
 "One token for many rows: tokens/s, and bytes/s of the states that it reads and writes, against the copy."
 import torch
-from elleci.kernels.ssd import _step_triton, ssd_decode
+from elleci.kernels.ssd import _decode_triton, ssd_decode
 from gpu.bench import Stopwatch, failed, mamba_ssm, row, scan_inputs
 
 def cases(dry): return [(2, 2, 16, 1, 16)] if dry else [(256, 64, 64, 1, 16), (128, 64, 64, 1, 128), (1, 64, 64, 1, 16)]     # (B, H, P, G, N)
@@ -9,7 +9,7 @@ def token(b, H, P, G, N, device='cpu', fill=True):
     e = scan_inputs((b, 1, H, P, G, N), torch.bfloat16, device, state=True, fill=fill)
     return (e['initial_state'], e['x'][:, 0], e['dt'][:, 0], e['A'], e['B'][:, 0], e['C'][:, 0], e['D'])
 
-def launches(dry): return [(f'decode {c}', lambda c=c: _step_triton(*token(*c, fill=False))) for c in cases(dry)]
+def launches(dry): return [(f'decode {c}', lambda c=c: _decode_triton(*token(*c, fill=False))) for c in cases(dry)]
 
 def run(ctx):
     watch, peer = Stopwatch(ctx), mamba_ssm('selective_state_update')

@@ -9,7 +9,7 @@ from elleci.core import GiB, KiB, MiB, memory_in_use, seed_everything
 from elleci.engine import make_engine, make_model
 from elleci.kernels import lion8 as kernel
 from elleci.kernels.lion8 import lion8_state, lion8_step
-from elleci.memory.host import HostMemory, Stash
+from elleci.memory.host import HostMemory, ActivationStore
 from elleci.optim import make_optimizer
 from elleci.step_time import measured_machine, step_flops
 from gpu import fused
@@ -24,12 +24,12 @@ SHORT = 4                                       # micro-batches of a step whose 
 
 def recipe(ctx, **changes):
     "Model and training of the preset for 12 GiB, residuals in pinned memory; toys on the CPU"
-    c = preset('elleci-1b5-12gib', residuals='pageable' if ctx.dry else 'pinned')
-    small = dict(seq_len=48, batch_size=2, accumulate=4) if ctx.dry else {}
+    c = preset('elleci-1b5-12gib', block_inputs_on='pageable' if ctx.dry else 'pinned')
+    small = dict(seq_len=48, batch_size=2, grad_accum_steps=4) if ctx.dry else {}
     return replace(TOY, ternary=True) if ctx.dry else c.model, replace(c.train, **small | changes)
 
 def ordinary(train, checkpointing='block'):
-    return replace(train, engine='ordinary', residuals='auto', weights_on='device', states_on='device', checkpointing=checkpointing)
+    return replace(train, engine='grad_accum', block_inputs_on='auto', weights_on='device', states_on='device', checkpointing=checkpointing)
 
 def launches(dry):
     H = MEDIUM.n_ssm_heads
@@ -45,7 +45,7 @@ def batches(ctx, model, train, micro=None):
     "Tokens, labels, documents, on the device"
     shape = train.batch_size, train.seq_len
     draw = lambda: torch.randint(model.vocab_size, shape, device=ctx.device)
-    return [[draw(), draw(), (torch.arange(shape[1], device=ctx.device)//99).expand(shape).contiguous()] for _ in range(micro or train.accumulate)]
+    return [[draw(), draw(), (torch.arange(shape[1], device=ctx.device)//99).expand(shape).contiguous()] for _ in range(micro or train.grad_accum_steps)]
 
 def engine_for(ctx, model, train):
     "From nothing; what is to live on the host is drawn on the card all the same, for speed"
@@ -111,7 +111,7 @@ def pinning(ctx):
     "Whether memory registered with the driver counts as pinned, and is as fast as what torch pins"
     if ctx.dry: yield note('pinning: no GPU to pin for'); return
     memory = HostMemory('pinned', ctx.device); mine = memory.empty((256*MiB,), torch.uint8, 'activations')
-    yield row('pinning: cudaHostRegister gives pinned memory', int(mine.is_pinned() and memory.kind == 'pinned'), '', 1)
+    yield row('pinning: cudaHostRegister gives pinned memory', int(mine.is_pinned() and memory.placement == 'pinned'), '', 1)
     with warnings.catch_warnings(): warnings.simplefilter('ignore'); memory._pin(mine)            # twice: refused
     try: torch.ones(1, device=ctx.device).add_(1).item(); clean = 1
     except RuntimeError: clean = 0
@@ -134,8 +134,8 @@ def load(model, values):
 def equal(ctx):
     "Three steps in fp32 by either engine. Both add the same numbers in another order, so the largest difference is a share of the largest move"
     model = replace(TOY if ctx.dry else MEDIUM, n_layers=4, ternary=False)
-    for where in (MAJOR | dict(residuals='device'), MAJOR | PLACES['streamed'] | dict(residuals='pageable' if ctx.dry else 'pinned')):
-        train = replace(TRAIN, **where | dict(precision='fp32', batch_size=2, seq_len=48 if ctx.dry else 300, accumulate=3))
+    for where in (MAJOR | dict(block_inputs_on='device'), MAJOR | PLACES['streamed'] | dict(block_inputs_on='pageable' if ctx.dry else 'pinned')):
+        train = replace(TRAIN, **where | dict(precision='fp32', batch_size=2, seq_len=48 if ctx.dry else 300, grad_accum_steps=3))
         ends, micro = [], batches(ctx, model, train)
         for way in (ordinary(train, 'none'), train):
             seed_everything(0); m = make_model(model, way, 'cpu' if way.weights_on == 'host' else ctx.device)
@@ -187,20 +187,20 @@ def in_turns(ctx, engines, micro, kept, most=3):
 def copies(ctx, engine, micro):
     "A short step with the layers' inputs on the device, in pinned and in pageable memory, in turns"
     kinds = ('device', 'pageable') if ctx.dry else ('device', 'pinned', 'pageable')
-    stashes, taken = {k: Stash(k, ctx.device, engine.lane) for k in kinds}, {k: [] for k in kinds}
-    before = engine.stash
+    stashes, taken = {k: ActivationStore(k, ctx.device, engine.transfer_stream) for k in kinds}, {k: [] for k in kinds}
+    before = engine.activations
     for turn, k in itertools.product(range(3), kinds):
         if turn > 1 and ctx.left < 2*max(map(max, taken.values())) + 6: break
-        engine.stash = stashes[k]; s = seconds(ctx, engine, micro)
+        engine.activations = stashes[k]; s = seconds(ctx, engine, micro)
         if turn: taken[k].append(s)
-    engine.stash = before
+    engine.activations = before
     near = statistics.median(taken['device'])
     for k in kinds: yield row(f'copies: step of {len(micro)} micro-batches, inputs {k}', statistics.median(taken[k]), 's', seconds=taken[k])
     for k in kinds[1:]: yield row(f'copies: inputs {k}, against the device', statistics.median(taken[k])/near, '×', HIDDEN if k == 'pinned' else None, at_most=True)
 
 def flat(ctx, most=30.):
     "Two hundred small steps with everything on the host, or as many as fit: bytes that the device and the process have after each"
-    small = dict(batch_size=1, seq_len=32 if ctx.dry else 128, accumulate=2)
+    small = dict(batch_size=1, seq_len=32 if ctx.dry else 128, grad_accum_steps=2)
     model, train = replace(TOY if ctx.dry else MEDIUM, ternary=True), replace(recipe(ctx)[1], **PLACES['streamed'], **small)
     engine = engine_for(ctx, model, train); micro, began, seen = batches(ctx, model, train), time.monotonic(), dict(allocated=[], host=[])
     most = min(most, ctx.left - 6, ctx.limit/8)
@@ -218,7 +218,7 @@ def flat(ctx, most=30.):
 
 def plainly(ctx, taken, rate):
     "The ordinary step with block checkpoints and all gradients, no cap: four micro-batches stand for sixteen"
-    model, train = recipe(ctx); train = replace(ordinary(train), accumulate=SHORT); from_nothing(ctx)
+    model, train = recipe(ctx); train = replace(ordinary(train), grad_accum_steps=SHORT); from_nothing(ctx)
     engine = engine_for(ctx, model, train); micro = batches(ctx, model, train)
     s = [seconds(ctx, engine, micro) for _ in range(3)][1:]
     yield from peaks(ctx, 'ordinary, block checkpoints', model, train, taken)

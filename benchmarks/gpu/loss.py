@@ -70,7 +70,7 @@ def launches(dry):
     for words in {shape(dry)[2], *vocabularies(dry)}:
         for dtype in (torch.bfloat16, torch.float32, None):
             x, y = torch.empty(2, -(-words//4)*4)[:, :words], torch.zeros(2, dtype=torch.int64)
-            found.append((f'loss {words} {dtype}', lambda x=x, y=y, t=dtype: module._launch(x, y, -100, 0., 0., t)))
+            found.append((f'loss {words} {dtype}', lambda x=x, y=y, t=dtype: module._cross_entropy_triton(x, y, -100, 0., 0., t)))
     return found + [(f'loss tile {t}', functools.partial(tile, *t)) for t in TILES[:1 if dry else None]]
 
 def tile(words, warps, x=None, y=None):
@@ -78,7 +78,7 @@ def tile(words, warps, x=None, y=None):
     x, y = (torch.empty(2, 32_128), torch.zeros(2, dtype=torch.int64)) if x is None else (x, y)
     loss, g = x.new_empty(len(x)), x.view(torch.bfloat16)
     with torch.cuda.device_of(x):
-        module.cross_entropy_kernel[(len(x),)](x, g, y, loss, x.stride(0), g.stride(0), x.shape[1], -100, 0., 0., GRAD=True, SMOOTH=False,
+        module.cross_entropy_kernel[(len(x),)](x, g, y, loss, x.stride(0), g.stride(0), x.shape[1], -100, 0., 0., HAS_GRAD=True, HAS_SMOOTHING=False,
                                                BLOCK=words, num_warps=warps)
 
 # ------------------------------------------------------------------ numbers
@@ -161,8 +161,8 @@ def floors(ctx, watch):
     h, w, y = inputs(ctx, torch.bfloat16 if not ctx.dry else torch.float32, size=(C, D, V)); h, w = h.detach(), w.detach()
     x, dw = torch.zeros(C, V, device=ctx.device), torch.zeros(V, D, device=ctx.device)
     g, dh = (x.view(h.dtype)[:, :V] if not ctx.dry else x), torch.empty_like(h)
-    parts = dict(logits=lambda: module._product(h, w.t(), x), hidden=lambda: module._product(g, w, dh), weight=lambda: module._product(g.t(), h, dw, add=True),
-                 kernel=lambda: module._launch(x, y, -100, 0., 0., h.dtype))
+    parts = dict(logits=lambda: module._matmul_into(h, w.t(), x), hidden=lambda: module._matmul_into(g, w, dh), weight=lambda: module._matmul_into(g.t(), h, dw, add=True),
+                 kernel=lambda: module._cross_entropy_triton(x, y, -100, 0., 0., h.dtype))
     for n, t in watch(parts, 1).items():
         if isinstance(t, Exception): yield failed(f'chunk: {n}', t); continue
         rate = dict(rate=2*C*D*V/t.ms*1e3) if n != 'kernel' else dict(bandwidth=6*C*V/t.ms*1e3)

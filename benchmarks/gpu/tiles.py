@@ -5,7 +5,7 @@ import torch
 from elleci.kernels import ssd as module
 from gpu.bench import RECIPE_A, TOY, WIDE, Stopwatch, note, row, scan_inputs
 
-KERNELS = ('_forward_kernel', '_reverse_kernel', '_projection_kernel')
+KERNELS = ('_forward_kernel', '_backward_x_kernel', '_backward_BC_kernel')
 
 def shapes(dry): return (TOY,) if dry else (WIDE, RECIPE_A)
 def variants(dry): # (Q, BP, warps, stages)
@@ -39,7 +39,7 @@ def sizes(variant, clock=mark):
         if variant:
             Q, BP, warps, stages = variant
             own = module._tiles
-            stack.enter_context(mock.patch.object(module, '_tiles', lambda *a: own(*a)._replace(Q=Q, BP=BP, warps=warps)))
+            stack.enter_context(mock.patch.object(module, '_tiles', lambda *a: own(*a)._replace(Q=Q, BP=BP, num_warps=warps)))
         options = dict(num_stages=stages) if variant else {}
         kernels = {n: Kernel(getattr(module, n), options, clock) for n in KERNELS}
         for n, k in kernels.items(): stack.enter_context(mock.patch.object(module, n, k))
@@ -62,7 +62,7 @@ def measured(ctx, watch, e, variant, truth, rounds=12):
     with sizes(variant) as kernels:
         outputs = scan(e)
         wrong = {n: k.error for n, k in kernels.items() if k.error}
-        if wrong: wrong = {'_projection_kernel': 'needs the other two'} | wrong
+        if wrong: wrong = {'_backward_BC_kernel': 'needs the other two'} | wrong
         for n, mine, right in zip(KERNELS, outputs, truth):             # y, dx, dB: one of each kernel
             off = ((mine.float() - right.float()).norm()/right.float().norm()).item()
             if n not in wrong and not off < 2e-2: wrong[n] = f'off by {off:.1e}'
@@ -94,7 +94,7 @@ def run(ctx):
             yield row(f'{shape} {k}: Q {Q}, BP {t["BP"]}, warps {t["warps"]}, stages {t["stages"]}', t['ms'][k], 'ms', was=base[k])
         yield row(f'{shape}: faster with the best of each', sum(base.values())/sum(t['ms'][k] for k, t in best[Q].items()), '×')
         by = {tuple(t[k] for k in ('Q', 'BP', 'warps', 'stages')): t['ms'] for t in table}
-        alike = {(*v, s): [by[*v, s]['_forward_kernel'], by[*v, 1]['_reverse_kernel'], by[*v, s]['_projection_kernel']]
+        alike = {(*v, s): [by[*v, s]['_forward_kernel'], by[*v, 1]['_backward_x_kernel'], by[*v, s]['_backward_BC_kernel']]
                  for *v, s in by if (*v, 1) in by}                      # what `_tiles` can say: one stage backwards
         alike = {v: sum(ms) for v, ms in alike.items() if all(ms)}
         if alike:

@@ -14,20 +14,20 @@ from typing import Optional
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from ..core import UserError, acts_as, compute_dtype, full_precision, linear_dtype
-from .dice import mix, mix_kernel, signed, spread, spread_kernel
-from .pointwise import EPS, as_rows, misfit, rms_norm_backward, rms_norm_backward_torch, rms_norm_torch, row_tile
-from .proof import cdiv, counts_flops, interpreted, jit, next_power_of_2, pick_backend, tl, triton
-from .ternary import FLOOR, TIE, absmean
-from ..memory.dryrun import scratch
+from ..core import UserError, effective_device_type, compute_dtype, full_precision, linear_dtype
+from .dice import hash32, hash32_kernel, as_int32, weyl_sequence, weyl_sequence_kernel
+from .pointwise import EPS, as_rows, tensor_error, rms_norm_backward, rms_norm_backward_torch, rms_norm_torch, row_tile
+from .proof import cdiv, register_flops, interpreted, jit, next_power_of_2, pick_backend, tl, triton
+from .ternary import MIN_SCALE, TIE_SCALE, absmean
+from ..memory.dryrun import declare_temporaries
 
 # %% ../../nbs/41_bitnet_triton.ipynb #9c70534a
-def _int_product(
+def _int_matmul(
     a:Tensor, # (M, K) int8
     b:Tensor, # (K, N) int8, −1, 0, +1
 )->Tensor: # (M, N) int32, or floats that hold the same integers
     "a @ b, exactly"
-    if acts_as(a) == 'cpu' and a.shape[1] > 1 and a.numel() and b.numel():
+    if effective_device_type(a) == 'cpu' and a.shape[1] > 1 and a.numel() and b.numel():
         return torch._int_mm(a.contiguous(), b if b.T.is_contiguous() else b.contiguous())
     wide = torch.float32 if 127*a.shape[1] < 2**24 else torch.float64
     return a.to(wide) @ b.to(wide)
@@ -40,29 +40,29 @@ def _quantize_torch(x, weight=None, rstd=None, eps=0.):
         if rstd is None: x, new = rms_norm_torch(x, weight, eps)
         else: x = (x.to(rstd.dtype)*rstd).mul_(weight).to(x.dtype)
     wide = x.to(compute_dtype(x))
-    scale = wide.abs().amax(-1, keepdim=True).clamp_min(FLOOR)/127 if x.shape[1] else wide.new_full((len(x), 1), FLOOR/127)
-    return (wide/(scale*TIE[wide.dtype])).nan_to_num_(0).round_().clamp_(-127, 127).to(torch.int8), scale, new
+    scale = wide.abs().amax(-1, keepdim=True).clamp_min(MIN_SCALE)/127 if x.shape[1] else wide.new_full((len(x), 1), MIN_SCALE/127)
+    return (wide/(scale*TIE_SCALE[wide.dtype])).nan_to_num_(0).round_().clamp_(-127, 127).to(torch.int8), scale, new
 
 # %% ../../nbs/41_bitnet_triton.ipynb #0eeaf10a
 @jit
-def _scale_kernel(h, AXIS: tl.constexpr, FLOOR: tl.constexpr=FLOOR):
+def _absmax_scale_kernel(h, AXIS: tl.constexpr, MIN_SCALE: tl.constexpr=MIN_SCALE):
     top = tl.max(tl.abs(h).to(tl.int32, bitcast=True), AXIS).to(tl.float32, bitcast=True)     # NaN > inf > any number, as bits
-    return tl.div_rn(tl.where(top < FLOOR, FLOOR, top), 127.)
+    return tl.div_rn(tl.where(top < MIN_SCALE, MIN_SCALE, top), 127.)
 
 @jit
-def _nearest_kernel(v, TOP: tl.constexpr):
+def _round_to_int8_kernel(v, TOP: tl.constexpr):
     v = tl.minimum(tl.maximum(tl.where(v == v, v, 0.), -TOP), TOP)
     return ((v + 12582912.) - 12582912.).to(tl.int8)                                          # 1.5·2²³: to the nearest, ties to even
 
 # %% ../../nbs/41_bitnet_triton.ipynb #0cd8ca58
 @jit
-def quantize_kernel(x, weight, rstd, q, scale, x_r, K, eps, TIE: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr):
-    "n = x, or weight·x·rstd in x's dtype (NORM 1: rstd computed and written, 2: given); scale = max|n|/127, q = round(n/(scale·TIE))"
+def quantize_kernel(x, weight, rstd, q, scale, stride_x_row, K, eps, TIE_SCALE: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr):
+    "n = x, or weight·x·rstd in x's dtype (NORM 1: rstd computed and written, 2: given); scale = max|n|/127, q = round(n/(scale·TIE_SCALE))"
     # Grid: R programs, each one row of K ≤ BLOCK channels, in fp32. Reads x once (2 or 4 B), writes q (1 B) and 4 or 8 B a row
     # Oracle: quantize_activations, after rms_norm if NORM; q and scale bit for bit, given rstd
     row, c = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     ok = c < K
-    v = tl.load(x + row*x_r + c, mask=ok, other=0.).to(tl.float32)
+    v = tl.load(x + row*stride_x_row + c, mask=ok, other=0.).to(tl.float32)
     if NORM > 0:
         if NORM == 1:
             r = tl.rsqrt(tl.sum(v*v, 0)/K + eps)
@@ -70,9 +70,9 @@ def quantize_kernel(x, weight, rstd, q, scale, x_r, K, eps, TIE: tl.constexpr, N
         else: r = tl.load(rstd + row)
         w = tl.load(weight + c, mask=ok, other=0.).to(tl.float32)
         v = (v*r*w).to(x.dtype.element_ty).to(tl.float32)
-    s = _scale_kernel(v, 0)
+    s = _absmax_scale_kernel(v, 0)
     tl.store(scale + row, s)
-    tl.store(q + row*K + c, _nearest_kernel(tl.div_rn(v, s*TIE), 127.), mask=ok)
+    tl.store(q + row*K + c, _round_to_int8_kernel(tl.div_rn(v, s*TIE_SCALE), 127.), mask=ok)
 
 # %% ../../nbs/41_bitnet_triton.ipynb #cb780e66
 @torch.library.custom_op('elleci::quantize_rows', mutates_args=())
@@ -82,7 +82,7 @@ def quantize_rows(x:Tensor, weight:Optional[Tensor], rstd:Optional[Tensor], eps:
     q, scale = x.new_empty(R, K, dtype=torch.int8), x.new_empty(R, 1, dtype=torch.float32)
     new = x.new_empty((R, 1) if norm == 1 else (0,), dtype=torch.float32)
     with torch.cuda.device_of(x):
-        quantize_kernel[(R,)](x, weight, rstd if norm == 2 else new, q, scale, x.stride(0), K, eps, TIE[torch.float32], norm, **row_tile(K, 16))
+        quantize_kernel[(R,)](x, weight, rstd if norm == 2 else new, q, scale, x.stride(0), K, eps, TIE_SCALE[torch.float32], norm, **row_tile(K, 16))
     return q, scale, new
 
 @quantize_rows.register_fake
@@ -91,12 +91,12 @@ def _(x, weight, rstd, eps):
     return x.new_empty(x.shape, dtype=torch.int8), x.new_empty(len(x), 1, dtype=torch.float32), x.new_empty(new, dtype=torch.float32)
 
 # %% ../../nbs/41_bitnet_triton.ipynb #09b3533e
-WIDEST = 2**15   # channels of a row that one program holds
+MAX_ROW_LENGTH = 2**15   # channels of a row that one program holds
 
-def _pick(backend, x, *widths):
+def _pick_backend(backend, x, *widths):
     "`pick_backend`, but torch where there is nothing to launch for or a row is too long"
     backend = pick_backend(backend, x)
-    return backend if x.numel() and max(widths, default=1) <= WIDEST else 'torch'
+    return backend if x.numel() and max(widths, default=1) <= MAX_ROW_LENGTH else 'torch'
 
 # %% ../../nbs/41_bitnet_triton.ipynb #cdfc98a3
 def _quantize(x, weight, rstd, eps, backend): return (quantize_rows if backend == 'triton' else _quantize_torch)(x, weight, rstd, eps)
@@ -109,7 +109,7 @@ def quantize(
 )->tuple: # int8 (…, K); scales (…, 1) fp32 (float64 for float64)
     "`quantize_activations` in one trip, to the bit; a token that is not finite gets zeros and a scale that is not finite"
     _check_floats(x=x)
-    q, scale, _ = _quantize(as_rows(x), None, None, 0., _pick(backend, x, x.shape[-1]))
+    q, scale, _ = _quantize(as_rows(x), None, None, 0., _pick_backend(backend, x, x.shape[-1]))
     return q.view(x.shape), scale.view(*x.shape[:-1], 1)
 
 # %% ../../nbs/41_bitnet_triton.ipynb #76522967
@@ -129,15 +129,15 @@ def rms_norm_quantize(
     "`quantize(rms_norm(x, weight, eps))`, the normalised values neither written nor read"
     _check_floats(x=x, weight=weight)
     if weight.shape != x.shape[-1:]: raise UserError(f'weight has shape {tuple(weight.shape)}: give ({x.shape[-1]},), one number per channel of x.')
-    found = _quantize(as_rows(x), weight.contiguous(), None, eps, _pick(backend, x, x.shape[-1]))
+    found = _quantize(as_rows(x), weight.contiguous(), None, eps, _pick_backend(backend, x, x.shape[-1]))
     return found[0].view(x.shape), *(t.view(*x.shape[:-1], 1) for t in found[1:])
 
 # %% ../../nbs/41_bitnet_triton.ipynb #a714074b
-SLICE = 2**22   # weights that the torch twin widens at a time
+WEIGHTS_AT_A_TIME = 2**22   # weights that the torch twin widens at a time
 
 def _ternarize_torch(w, scale):
     "Torch twin of `ternarize_rows`"
-    q, rows = torch.empty_like(w, dtype=torch.int8, memory_format=torch.contiguous_format), max(1, SLICE//max(1, w.shape[1]))
+    q, rows = torch.empty_like(w, dtype=torch.int8, memory_format=torch.contiguous_format), max(1, WEIGHTS_AT_A_TIME//max(1, w.shape[1]))
     for i in range(0, len(w), rows):
         q[i:i + rows] = (w[i:i + rows].to(scale.dtype)/scale).nan_to_num_(0).round_().clamp_(-1, 1)
     return q
@@ -149,7 +149,7 @@ def ternarize_kernel(w, scale, q, n, BLOCK: tl.constexpr):
     # Grid: n/BLOCK programs. In fp32. Reads w once (4 or 2 B), writes q once (1 B). Oracle: ternarize, bit for bit
     at = tl.program_id(0).to(tl.int64)*BLOCK + tl.arange(0, BLOCK)
     v = tl.div_rn(tl.load(w + at, mask=at < n, other=0.).to(tl.float32), tl.load(scale))
-    tl.store(q + at, _nearest_kernel(v, 1.), mask=at < n)
+    tl.store(q + at, _round_to_int8_kernel(v, 1.), mask=at < n)
 
 # %% ../../nbs/41_bitnet_triton.ipynb #98fdd4a5
 @torch.library.custom_op('elleci::ternarize_rows', mutates_args=())
@@ -171,10 +171,10 @@ def ternarize_int8(
     w:Tensor, # (d_out, K) any float dtype
     backend:str='auto', # 'torch', 'triton'; 'auto': Triton on a GPU
 )->tuple: # int8 (d_out, K); its scale, 0-d fp32 (float64 for float64)
-    "`ternarize` in bytes, to the bit: what `bit_linear` takes as `ternary` to spare itself the rounding"
+    "`ternarize` in bytes, to the bit: what `bit_linear` takes as `ternary_weight` to spare itself the rounding"
     _check_matrix(w)
     scale = absmean(w)
-    return _ternarize(w, scale, _pick(backend, w)), scale
+    return _ternarize(w, scale, _pick_backend(backend, w)), scale
 
 # %% ../../nbs/41_bitnet_triton.ipynb #2eda5afb
 def _check_matrix(w):
@@ -182,7 +182,7 @@ def _check_matrix(w):
 
 # %% ../../nbs/41_bitnet_triton.ipynb #6a31c3d1
 @jit
-def _tile_kernel(rows, cols):
+def _grouped_tile_kernel(rows, cols):
     "Row and column of a program's tile, of `rows` × `cols` in groups of 8 rows"
     pid = tl.program_id(0)
     first = pid//(8*cols)*8
@@ -191,24 +191,24 @@ def _tile_kernel(rows, cols):
 
 # %% ../../nbs/41_bitnet_triton.ipynb #422c9746
 @jit
-def int8_matmul_kernel(x, sx, w, sw, y, M, N, K, x_m, x_k, w_n, w_k, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-                       EVEN: tl.constexpr):
+def int8_matmul_kernel(x, sx, w, sw, y, M, N, K, stride_xm, stride_xk, stride_wn, stride_wk, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+                       EVEN_K: tl.constexpr):
     "y = (x @ w.T)·(sx·sw)"
     # Grid: M/BM × N/BN programs, in groups of 8 rows of tiles. Accumulator: BM × BN int32, exact while 127·127·K < 2³¹
     # Reads x N/BN times and w M/BM times (mostly from L2), 1 B a number; writes y once. Oracle: naive_product, bit for bit while 127·K < 2²⁴
-    row, col = _tile_kernel(tl.cdiv(M, BM), tl.cdiv(N, BN))
+    row, col = _grouped_tile_kernel(tl.cdiv(M, BM), tl.cdiv(N, BN))
     m, n = row*BM + tl.arange(0, BM), col*BN + tl.arange(0, BN)
     k = tl.arange(0, BK).to(tl.int64)
-    a = x + tl.minimum(m, M - 1)[:, None]*x_m + k[None, :]*x_k                              # rows beyond the last: the last, and not stored
-    b = w + tl.minimum(n, N - 1)[None, :]*w_n + k[:, None]*w_k
+    a = x + tl.minimum(m, M - 1)[:, None]*stride_xm + k[None, :]*stride_xk                              # rows beyond the last: the last, and not stored
+    b = w + tl.minimum(n, N - 1)[None, :]*stride_wn + k[:, None]*stride_wk
     acc = tl.zeros((BM, BN), tl.int32)
     for start in range(0, K, BK):
-        if EVEN: acc = tl.dot(tl.load(a), tl.load(b), acc, out_dtype=tl.int32)
+        if EVEN_K: acc = tl.dot(tl.load(a), tl.load(b), acc, out_dtype=tl.int32)
         else:
             inside = k < K - start
             acc = tl.dot(tl.load(a, inside[None, :], 0), tl.load(b, inside[:, None], 0), acc, out_dtype=tl.int32)
-        a += BK*x_k
-        b += BK*w_k
+        a += BK*stride_xk
+        b += BK*stride_wk
     scale = tl.load(sx + m, m < M, 0.)*tl.load(sw)
     tl.store(y + m[:, None]*N + n[None, :], (acc.to(tl.float32)*scale[:, None]).to(y.dtype.element_ty), (m < M)[:, None] & (n < N)[None, :])
 
@@ -224,7 +224,7 @@ def _tiles(M, N, K, capability):
     if M <= 64: tile = dict(BM=max(16, next_power_of_2(M)), BN=64, BK=256, num_warps=4, num_stages=3)
     elif capability in (80, 90): tile = dict(BM=128, BN=256, BK=128, num_warps=8, num_stages=3)
     else: tile = dict(BM=128, BN=256, BK=64, num_warps=8, num_stages=3)
-    return dict(tile, EVEN=K % tile['BK'] == 0)
+    return dict(tile, EVEN_K=K % tile['BK'] == 0)
 
 # %% ../../nbs/41_bitnet_triton.ipynb #0bd0a8d3
 @torch.library.custom_op('elleci::int8_product', mutates_args=())
@@ -241,10 +241,10 @@ def int8_product(x_int:Tensor, sx:Tensor, w_int:Tensor, sw:Tensor, dtype:torch.d
 def _(x_int, sx, w_int, sw, dtype): return x_int.new_empty(len(x_int), len(w_int), dtype=dtype)
 
 # %% ../../nbs/41_bitnet_triton.ipynb #14083e4f
-def _product(x_int, sx, w_int, sw, dtype, backend):
+def _scaled_matmul(x_int, sx, w_int, sw, dtype, backend):
     "(x_int @ w_int.T)·(sx·sw) of rows"
     if backend == 'triton': return int8_product(x_int, sx, w_int, sw, dtype)
-    return _int_product(x_int, w_int.T).to(sx.dtype).mul_(sx*sw).to(dtype)
+    return _int_matmul(x_int, w_int.T).to(sx.dtype).mul_(sx*sw).to(dtype)
 
 # %% ../../nbs/41_bitnet_triton.ipynb #dbf8acdd
 @torch.no_grad()
@@ -258,32 +258,32 @@ def int8_matmul(
 )->Tensor: # (…, d_out)
     "(x_int @ w_int.T)·(sx·sw): summed in integers, scaled in fp32, rounded once"
     _check_product(x_int, sx, w_int, w_int.shape[-1], sw)
-    y = _product(x_int.reshape(-1, x_int.shape[-1]), sx.reshape(-1, 1).contiguous(), w_int, sw, dtype, _integer_backend(backend, x_int, sx))
+    y = _scaled_matmul(x_int.reshape(-1, x_int.shape[-1]), sx.reshape(-1, 1).contiguous(), w_int, sw, dtype, _integer_backend(backend, x_int, sx))
     return y.view(*x_int.shape[:-1], len(w_int))
 
 # %% ../../nbs/41_bitnet_triton.ipynb #8a36d734
 def _integer_backend(backend, x_int, sx):
-    "As `_pick`; the scales say whether the numbers are float64"
+    "As `_pick_backend`; the scales say whether the numbers are float64"
     return 'torch' if not x_int.numel() else pick_backend(backend, sx)
 
 # %% ../../nbs/41_bitnet_triton.ipynb #4f279b36
 def _check_product(x_int, sx, w, K, sw, kind=torch.int8):
     "`UserError` for operands that do not belong together"
-    if x_int.dtype != torch.int8 or not x_int.ndim: raise misfit('x_int', x_int, 'int8 (…, K), as `quantize` makes it')
-    if w.dtype != kind or w.ndim != 2 or w.device != x_int.device: raise misfit('the weight', w, f'{str(kind)[6:]} (d_out, …) on {x_int.device}')
-    if K != x_int.shape[-1]: raise misfit('x_int', x_int, f'(…, {K}), as the weight has columns')
+    if x_int.dtype != torch.int8 or not x_int.ndim: raise tensor_error('x_int', x_int, 'int8 (…, K), as `quantize` makes it')
+    if w.dtype != kind or w.ndim != 2 or w.device != x_int.device: raise tensor_error('the weight', w, f'{str(kind)[6:]} (d_out, …) on {x_int.device}')
+    if K != x_int.shape[-1]: raise tensor_error('x_int', x_int, f'(…, {K}), as the weight has columns')
     kinds = (torch.float32, torch.float64)
-    if sx.shape != (*x_int.shape[:-1], 1) or sx.dtype not in kinds: raise misfit('sx', sx, f'fp32 {(*x_int.shape[:-1], 1)}, a scale per token')
-    if sw.ndim or sw.dtype != sx.dtype or sw.device != x_int.device: raise misfit('sw', sw, f'a scalar in {str(sx.dtype)[6:]} on {x_int.device}')
+    if sx.shape != (*x_int.shape[:-1], 1) or sx.dtype not in kinds: raise tensor_error('sx', sx, f'fp32 {(*x_int.shape[:-1], 1)}, a scale per token')
+    if sw.ndim or sw.dtype != sx.dtype or sw.device != x_int.device: raise tensor_error('sw', sw, f'a scalar in {str(sx.dtype)[6:]} on {x_int.device}')
 
 # %% ../../nbs/41_bitnet_triton.ipynb #446ab22e
 @jit
-def rescale_kernel(p, s, out, C, s_r, BLOCK: tl.constexpr):
-    "out = p·s in fp32, rounded once; s a scale per row (s_r 1) or for all (s_r 0)"
+def rescale_kernel(p, s, out, C, stride_s_row, BLOCK: tl.constexpr):
+    "out = p·s in fp32, rounded once; s a scale per row (stride_s_row 1) or for all (stride_s_row 0)"
     # Grid: R × C/BLOCK programs, columns fastest. Reads p once and writes out once, which may be p. Oracle: (p.float()*s).to(dtype)
     blocks, pid = tl.cdiv(C, BLOCK), tl.program_id(0).to(tl.int64)
     row, c = pid//blocks, pid % blocks*BLOCK + tl.arange(0, BLOCK)
-    v = tl.load(p + row*C + c, mask=c < C, other=0).to(tl.float32)*tl.load(s + row*s_r)
+    v = tl.load(p + row*C + c, mask=c < C, other=0).to(tl.float32)*tl.load(s + row*stride_s_row)
     tl.store(out + row*C + c, v.to(out.dtype.element_ty), mask=c < C)
 
 # %% ../../nbs/41_bitnet_triton.ipynb #978c3001
@@ -325,7 +325,7 @@ class _BitLinear(torch.autograd.Function):
         q, sx, rstd = _quantize(x, norm, None, eps, backend)
         ctx.given, ctx.how = w_int is not None, (backward, seed, backend, w.dtype)
         if not ctx.given: sw = absmean(w); w_int = _ternarize(w, sw, backend)
-        y = _product(q, sx, w_int, sw, dtype, backend)
+        y = _scaled_matmul(q, sx, w_int, sw, dtype, backend)
         keep_q = norm is None and ctx.needs_input_grad[1]
         ctx.save_for_backward(*((None, None) if norm is None else (x, rstd)), norm, *((q, sx) if keep_q else (None, None)),
                               w_int if ctx.given else w, sw)
@@ -360,50 +360,50 @@ def bit_linear(
     w:Tensor, # (d_out, K) latent full-precision weights
     norm_weight:Tensor|None=None, # (K,) of an RMSNorm in front, which is then part of the operation
     eps:float=EPS, # of that norm
-    ternary:tuple|None=None, # `ternarize_int8(w)` of this very w, made earlier; None: made here, and again in the backward pass
+    ternary_weight:tuple|None=None, # `ternarize_int8(w)` of this very w, made earlier; None: made here, and again in the backward pass
     backward:str='bf16', # 'bf16': products in the dtype of the gradient; 'int8': gradients rounded to bytes at random
     seed:int=0, # 0 … 2⁶⁰ − 1, of that rounding: another for each layer and step
     backend:str='auto', # 'torch', 'triton'; 'auto': Triton on a GPU
 )->Tensor: # (…, d_out), the dtype that `F.linear` would give (autocast included)
     "`ternary_linear` on int8 units: the same output to the bit, straight-through gradients (BitNet b1.58, Ma et al. 2024)"
-    _check_layer(x, w, norm_weight, ternary, backward, seed)
+    _check_layer(x, w, norm_weight, ternary_weight, backward, seed)
     dtype = linear_dtype(x)
-    w_int, sw = ternary or (None, None)
-    backend = _pick(backend, x, *w.shape[::-1] if backward == 'int8' else w.shape[1:])
+    w_int, sw = ternary_weight or (None, None)
+    backend = _pick_backend(backend, x, *w.shape[::-1] if backward == 'int8' else w.shape[1:])
     if norm_weight is not None: norm_weight = norm_weight.contiguous()
     with full_precision(x): y = _BitLinear.apply(as_rows(x), w, norm_weight, w_int, sw, eps, dtype, backward, seed, backend)
     return y.view(*x.shape[:-1], len(w))
 
 # %% ../../nbs/41_bitnet_triton.ipynb #b9d6ec83
-def _check_layer(x, w, norm_weight, ternary, backward, seed):
+def _check_layer(x, w, norm_weight, ternary_weight, backward, seed):
     "`UserError` for what the layer cannot be computed with"
     _check_floats(x=x); _check_matrix(w)
-    if x.shape[-1] != w.shape[1] or x.device != w.device: raise misfit('x', x, f'(…, {w.shape[1]}) on {w.device}, as w has columns')
-    if (x.dtype == torch.float64) != (w.dtype == torch.float64): raise misfit('x', x, f'{str(w.dtype)[6:]}, as w: float64 stays among its own')
+    if x.shape[-1] != w.shape[1] or x.device != w.device: raise tensor_error('x', x, f'(…, {w.shape[1]}) on {w.device}, as w has columns')
+    if (x.dtype == torch.float64) != (w.dtype == torch.float64): raise tensor_error('x', x, f'{str(w.dtype)[6:]}, as w: float64 stays among its own')
     if norm_weight is not None and (norm_weight.shape != x.shape[-1:] or norm_weight.device != x.device):
-        raise misfit('norm_weight', norm_weight, f'floats ({x.shape[-1]},) on {x.device}')
-    if ternary is not None:
-        (w_int, sw), wide = ternary, compute_dtype(w)
+        raise tensor_error('norm_weight', norm_weight, f'floats ({x.shape[-1]},) on {x.device}')
+    if ternary_weight is not None:
+        (w_int, sw), wide = ternary_weight, compute_dtype(w)
         if w_int.dtype != torch.int8 or w_int.shape != w.shape or w_int.device != w.device:
-            raise misfit('ternary[0]', w_int, f'int8 {tuple(w.shape)} on {w.device}, from `ternarize_int8(w)`')
-        if sw.ndim or sw.dtype != wide or sw.device != w.device: raise misfit('ternary[1]', sw, f'a scalar in {str(wide)[6:]} on {w.device}')
+            raise tensor_error('ternary_weight[0]', w_int, f'int8 {tuple(w.shape)} on {w.device}, from `ternarize_int8(w)`')
+        if sw.ndim or sw.dtype != wide or sw.device != w.device: raise tensor_error('ternary_weight[1]', sw, f'a scalar in {str(wide)[6:]} on {w.device}')
     if backward not in ('bf16', 'int8'): raise UserError(f"backward is {backward!r}: use 'bf16' or 'int8'.")
     if not 0 <= seed < 2**60: raise UserError(f'seed is {seed!r}: give a whole number from 0 to 2⁶⁰ − 1.')
 
 # %% ../../nbs/41_bitnet_triton.ipynb #a300e6d8
-def _key(seed): return 1 << 62 | seed << 1 | 1    # odd and beyond 2⁶²: for Triton always a number of the same kind, so that one kernel serves every seed
+def _kernel_key(seed): return 1 << 62 | seed << 1 | 1    # odd and beyond 2⁶²: for Triton always a number of the same kind, so that one kernel serves every seed
 
 # %% ../../nbs/41_bitnet_triton.ipynb #684d2ffa
-FOR_INPUT, FOR_WEIGHT = 0x3C6EF372, 0x1B873593       # the two roundings of a gradient draw different bits
+SALT_INPUT_GRAD, SALT_WEIGHT_GRAD = 0x3C6EF372, 0x1B873593       # the two roundings of a gradient draw different bits
 
-def _random_bits(first, rows, C, key, purpose, device):
-    "(rows, C) int32, a function of (key, purpose, row, column)"
+def _random_bits(first, rows, C, key, salt, device):
+    "(rows, C) int32, a function of (key, salt, row, column)"
     row = torch.arange(first, first + rows, device=device).to(torch.int32)
-    row = mix(mix(mix(row).bitwise_xor_(signed(key % 2**32 ^ purpose))).bitwise_xor_(signed(key >> 32)))
-    return mix(row[:, None] + spread(C, device))
+    row = hash32(hash32(hash32(row).bitwise_xor_(as_int32(key % 2**32 ^ salt))).bitwise_xor_(as_int32(key >> 32)))
+    return hash32(row[:, None] + weyl_sequence(C, device))
 
 # %% ../../nbs/41_bitnet_triton.ipynb #2b976135
-def _at_random(
+def _stochastic_round(
     h:Tensor,     # floats
     scale:Tensor, # broadcasts with h; |h|/scale ≤ 127 where finite
     bits:Tensor,  # int32, as h; overwritten
@@ -415,17 +415,17 @@ def _at_random(
     return q.copysign_(h).to(torch.int8)
 
 # %% ../../nbs/41_bitnet_triton.ipynb #79cd04a4
-TOKENS = 256   # tokens that share a scale, per output channel, in the gradient of the weights
-CHUNK = 2**18  # numbers that a torch twin rounds at a time
+TOKENS_PER_SCALE = 256   # tokens that share a scale, per output channel, in the gradient of the weights
+NUMBERS_AT_A_TIME = 2**18  # numbers that a torch twin rounds at a time
 
 # %% ../../nbs/41_bitnet_triton.ipynb #a42b6497
 @jit
-def _row_kernel(row, key, PURPOSE: tl.constexpr):
-    row = mix_kernel(row.to(tl.uint32)) ^ (key & 0xFFFFFFFF).to(tl.uint32) ^ PURPOSE
-    return mix_kernel(mix_kernel(row) ^ (key >> 32).to(tl.uint32))
+def _hash_row_kernel(row, key, SALT: tl.constexpr):
+    row = hash32_kernel(row.to(tl.uint32)) ^ (key & 0xFFFFFFFF).to(tl.uint32) ^ SALT
+    return hash32_kernel(hash32_kernel(row) ^ (key >> 32).to(tl.uint32))
 
 @jit
-def _at_random_kernel(h, scale, bits):
+def _stochastic_round_kernel(h, scale, bits):
     y = tl.div_rn(tl.abs(h), scale)
     y = tl.minimum(tl.where(y == y, y, 0.), 127.)
     q = tl.floor(y)
@@ -436,95 +436,95 @@ def _at_random_kernel(h, scale, bits):
 def _round_rows_torch(g, key):
     "Torch twin of `round_rows_kernel`"
     (R, C), wide = g.shape, compute_dtype(g)
-    q, scale, rows = g.new_empty(R, C, dtype=torch.int8), g.new_empty(R, 1, dtype=wide), max(1, CHUNK//max(1, C))
+    q, scale, rows = g.new_empty(R, C, dtype=torch.int8), g.new_empty(R, 1, dtype=wide), max(1, NUMBERS_AT_A_TIME//max(1, C))
     for i in range(0, R, rows):
         h = g[i:i + rows].to(wide)
-        scale[i:i + rows] = h.abs().amax(1, keepdim=True).clamp_min_(FLOOR).div_(127)
-        q[i:i + rows] = _at_random(h, scale[i:i + rows], _random_bits(i, len(h), C, key, FOR_INPUT, g.device))
+        scale[i:i + rows] = h.abs().amax(1, keepdim=True).clamp_min_(MIN_SCALE).div_(127)
+        q[i:i + rows] = _stochastic_round(h, scale[i:i + rows], _random_bits(i, len(h), C, key, SALT_INPUT_GRAD, g.device))
     return q, scale
 
 # %% ../../nbs/41_bitnet_triton.ipynb #9c5eb7c9
 @jit
-def round_rows_kernel(g, q, scale, g_r, C, key, PURPOSE: tl.constexpr, BLOCK: tl.constexpr):
+def round_rows_kernel(g, q, scale, stride_g_row, C, key, SALT: tl.constexpr, BLOCK: tl.constexpr):
     "scale = max|g|/127 of the row, q = g/scale rounded at random"
     # Grid: R programs, each one row of C ≤ BLOCK channels, in fp32. Reads g once, writes q (1 B) and 4 B a row. Oracle: its twin, bit for bit
     row, c = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
-    h = tl.load(g + row*g_r + c, mask=c < C, other=0.).to(tl.float32)
-    s = _scale_kernel(h, 0)
+    h = tl.load(g + row*stride_g_row + c, mask=c < C, other=0.).to(tl.float32)
+    s = _absmax_scale_kernel(h, 0)
     tl.store(scale + row, s)
-    bits = mix_kernel(_row_kernel(row, key, PURPOSE) + spread_kernel(c))
-    tl.store(q + row*C + c, _at_random_kernel(h, s, bits), mask=c < C)
+    bits = hash32_kernel(_hash_row_kernel(row, key, SALT) + weyl_sequence_kernel(c))
+    tl.store(q + row*C + c, _stochastic_round_kernel(h, s, bits), mask=c < C)
 
 # %% ../../nbs/41_bitnet_triton.ipynb #e9a07908
 @torch.library.custom_op('elleci::round_rows', mutates_args=())
 def round_rows(g:Tensor, seed:int, triton:bool)->tuple[Tensor, Tensor]:
     "Rows g (R, C) to int8 (R, C) at random, with scales (R, 1)"
-    if not triton: return _round_rows_torch(g, _key(seed))
+    if not triton: return _round_rows_torch(g, _kernel_key(seed))
     q, scale = g.new_empty(g.shape, dtype=torch.int8), g.new_empty(len(g), 1, dtype=torch.float32)
     with torch.cuda.device_of(g):
-        round_rows_kernel[(len(g),)](g, q, scale, g.stride(0), g.shape[1], _key(seed), FOR_INPUT, **row_tile(g.shape[1], 16))
+        round_rows_kernel[(len(g),)](g, q, scale, g.stride(0), g.shape[1], _kernel_key(seed), SALT_INPUT_GRAD, **row_tile(g.shape[1], 16))
     return q, scale
 
 @round_rows.register_fake
 def _(g, seed, triton): return g.new_empty(g.shape, dtype=torch.int8), g.new_empty(len(g), 1, dtype=compute_dtype(g))
 
-@scratch(torch.ops.elleci.round_rows.default, target='cpu')
-def _round_rows_scratch(g, seed, triton): return [], [(20 if g.dtype == torch.float32 else 24)*min(len(g), max(1, CHUNK//g.shape[1]))*g.shape[1]]
+@declare_temporaries(torch.ops.elleci.round_rows.default, target='cpu')
+def _round_rows_temporaries(g, seed, triton): return [], [(20 if g.dtype == torch.float32 else 24)*min(len(g), max(1, NUMBERS_AT_A_TIME//g.shape[1]))*g.shape[1]]
 
 # %% ../../nbs/41_bitnet_triton.ipynb #2c08170d
 def _round_columns_torch(g, sx, key):
     "Torch twin of `round_columns_kernel`"
-    (R, C), blocks = g.shape, cdiv(len(g), TOKENS)
-    q, scale = g.new_zeros(C, blocks*TOKENS, dtype=torch.int8), g.new_empty(blocks, C, dtype=sx.dtype)
-    for b, i in enumerate(range(0, R, TOKENS)):
-        h = g[i:i + TOKENS].to(sx.dtype)*sx[i:i + TOKENS]
-        scale[b] = h.abs().amax(0).clamp_min_(FLOOR).div_(127)
-        q[:, i:i + len(h)] = _at_random(h, scale[b], _random_bits(i, len(h), C, key, FOR_WEIGHT, g.device)).T
+    (R, C), blocks = g.shape, cdiv(len(g), TOKENS_PER_SCALE)
+    q, scale = g.new_zeros(C, blocks*TOKENS_PER_SCALE, dtype=torch.int8), g.new_empty(blocks, C, dtype=sx.dtype)
+    for b, i in enumerate(range(0, R, TOKENS_PER_SCALE)):
+        h = g[i:i + TOKENS_PER_SCALE].to(sx.dtype)*sx[i:i + TOKENS_PER_SCALE]
+        scale[b] = h.abs().amax(0).clamp_min_(MIN_SCALE).div_(127)
+        q[:, i:i + len(h)] = _stochastic_round(h, scale[b], _random_bits(i, len(h), C, key, SALT_WEIGHT_GRAD, g.device)).T
     return q, scale
 
 # %% ../../nbs/41_bitnet_triton.ipynb #d86c9dfb
 @jit
-def round_columns_kernel(g, sx, q, scale, g_r, R, C, PADDED, key, PURPOSE: tl.constexpr, TOKENS: tl.constexpr, BC: tl.constexpr):
-    "h = g·sx, scale = max|h|/127 of a column in a block of TOKENS rows, qᵀ = h/scale rounded at random"
-    # Grid: R/TOKENS × C/BC programs, columns fastest; one holds TOKENS × BC numbers in fp32. Oracle: its twin, bit for bit
-    # Reads g and sx once; writes q, transposed and with zeros up to PADDED tokens (1 B), and 4 B a column and block
+def round_columns_kernel(g, sx, q, scale, stride_g_row, R, C, PADDED_ROWS, key, SALT: tl.constexpr, TOKENS_PER_SCALE: tl.constexpr, BC: tl.constexpr):
+    "h = g·sx, scale = max|h|/127 of a column in a block of TOKENS_PER_SCALE rows, qᵀ = h/scale rounded at random"
+    # Grid: R/TOKENS_PER_SCALE × C/BC programs, columns fastest; one holds TOKENS_PER_SCALE × BC numbers in fp32. Oracle: its twin, bit for bit
+    # Reads g and sx once; writes q, transposed and with zeros up to PADDED_ROWS tokens (1 B), and 4 B a column and block
     blocks, pid = tl.cdiv(C, BC), tl.program_id(0).to(tl.int64)
-    t, c = pid//blocks*TOKENS + tl.arange(0, TOKENS), pid % blocks*BC + tl.arange(0, BC)
+    t, c = pid//blocks*TOKENS_PER_SCALE + tl.arange(0, TOKENS_PER_SCALE), pid % blocks*BC + tl.arange(0, BC)
     ok = (t < R)[:, None] & (c < C)[None, :]
-    h = tl.load(g + t[:, None]*g_r + c[None, :], mask=ok, other=0.).to(tl.float32)*tl.load(sx + t, mask=t < R, other=0.)[:, None]
-    s = _scale_kernel(h, 0)
+    h = tl.load(g + t[:, None]*stride_g_row + c[None, :], mask=ok, other=0.).to(tl.float32)*tl.load(sx + t, mask=t < R, other=0.)[:, None]
+    s = _absmax_scale_kernel(h, 0)
     tl.store(scale + pid//blocks*C + c, s, mask=c < C)
-    bits = mix_kernel(_row_kernel(t, key, PURPOSE)[:, None] + spread_kernel(c)[None, :])
-    tl.store(q + c[None, :]*PADDED + t[:, None], _at_random_kernel(h, s[None, :], bits), mask=(c < C)[None, :])
+    bits = hash32_kernel(_hash_row_kernel(t, key, SALT)[:, None] + weyl_sequence_kernel(c)[None, :])
+    tl.store(q + c[None, :]*PADDED_ROWS + t[:, None], _stochastic_round_kernel(h, s[None, :], bits), mask=(c < C)[None, :])
 
 # %% ../../nbs/41_bitnet_triton.ipynb #2ffff6a1
 @torch.library.custom_op('elleci::round_columns', mutates_args=())
 def round_columns(g:Tensor, sx:Tensor, seed:int, triton:bool)->tuple[Tensor, Tensor]:
-    "g·sx of rows (R, C) to int8 (C, R padded to blocks of TOKENS) at random, with scales (blocks, C)"
-    if not triton: return _round_columns_torch(g, sx, _key(seed))
-    (R, C), blocks = g.shape, cdiv(len(g), TOKENS)
-    q, scale = g.new_empty(C, blocks*TOKENS, dtype=torch.int8), g.new_empty(blocks, C, dtype=torch.float32)
+    "g·sx of rows (R, C) to int8 (C, R padded to blocks of TOKENS_PER_SCALE) at random, with scales (blocks, C)"
+    if not triton: return _round_columns_torch(g, sx, _kernel_key(seed))
+    (R, C), blocks = g.shape, cdiv(len(g), TOKENS_PER_SCALE)
+    q, scale = g.new_empty(C, blocks*TOKENS_PER_SCALE, dtype=torch.int8), g.new_empty(blocks, C, dtype=torch.float32)
     with torch.cuda.device_of(g):
-        round_columns_kernel[(blocks*cdiv(C, 32),)](g, sx, q, scale, g.stride(0), R, C, blocks*TOKENS, _key(seed), FOR_WEIGHT, TOKENS, 32, num_warps=8)
+        round_columns_kernel[(blocks*cdiv(C, 32),)](g, sx, q, scale, g.stride(0), R, C, blocks*TOKENS_PER_SCALE, _kernel_key(seed), SALT_WEIGHT_GRAD, TOKENS_PER_SCALE, 32, num_warps=8)
     return q, scale
 
 @round_columns.register_fake
 def _(g, sx, seed, triton):
-    blocks = cdiv(len(g), TOKENS)
-    return g.new_empty(g.shape[1], blocks*TOKENS, dtype=torch.int8), g.new_empty(blocks, g.shape[1], dtype=sx.dtype)
+    blocks = cdiv(len(g), TOKENS_PER_SCALE)
+    return g.new_empty(g.shape[1], blocks*TOKENS_PER_SCALE, dtype=torch.int8), g.new_empty(blocks, g.shape[1], dtype=sx.dtype)
 
-@scratch(torch.ops.elleci.round_columns.default, target='cpu')
-def _round_columns_scratch(g, sx, seed, triton): return [], [24*min(len(g), TOKENS)*g.shape[1]]
+@declare_temporaries(torch.ops.elleci.round_columns.default, target='cpu')
+def _round_columns_temporaries(g, sx, seed, triton): return [], [24*min(len(g), TOKENS_PER_SCALE)*g.shape[1]]
 
 # %% ../../nbs/41_bitnet_triton.ipynb #201f56b6
 @jit
-def transpose_kernel(x, out, x_r, R, C, PADDED, B: tl.constexpr):
-    "out = xᵀ, with zeros up to PADDED columns"
-    # Grid: C/B × PADDED/B programs, a tile of B × B bytes each. Reads x once and writes out once. Oracle: x.T, padded
-    tiles, pid = tl.cdiv(PADDED, B), tl.program_id(0).to(tl.int64)
+def transpose_kernel(x, out, stride_x_row, R, C, PADDED_ROWS, B: tl.constexpr):
+    "out = xᵀ, with zeros up to PADDED_ROWS columns"
+    # Grid: C/B × PADDED_ROWS/B programs, a tile of B × B bytes each. Reads x once and writes out once. Oracle: x.T, padded
+    tiles, pid = tl.cdiv(PADDED_ROWS, B), tl.program_id(0).to(tl.int64)
     r, c = pid % tiles*B + tl.arange(0, B), pid//tiles*B + tl.arange(0, B)
-    tile = tl.load(x + r[:, None]*x_r + c[None, :], mask=(r < R)[:, None] & (c < C)[None, :], other=0)
-    tl.store(out + c[:, None]*PADDED + r[None, :], tl.trans(tile), mask=(c < C)[:, None] & (r < PADDED)[None, :])
+    tile = tl.load(x + r[:, None]*stride_x_row + c[None, :], mask=(r < R)[:, None] & (c < C)[None, :], other=0)
+    tl.store(out + c[:, None]*PADDED_ROWS + r[None, :], tl.trans(tile), mask=(c < C)[:, None] & (r < PADDED_ROWS)[None, :])
 
 # %% ../../nbs/41_bitnet_triton.ipynb #1194b8f4
 @torch.library.custom_op('elleci::transpose_int8', mutates_args=())
@@ -541,26 +541,26 @@ def _(x): return x.new_empty(x.shape[::-1])
 def _weight_grad_torch(gT, s, x_int, dtype):
     "Torch twin of `weight_grad_kernel`: blocks in fp32, exact while 127²·256 < 2²⁴, added in the kernel's order"
     out = s.new_zeros(len(gT), x_int.shape[1])
-    for b, i in enumerate(range(0, len(x_int), TOKENS)):
-        x = x_int[i:i + TOKENS].to(s.dtype)
+    for b, i in enumerate(range(0, len(x_int), TOKENS_PER_SCALE)):
+        x = x_int[i:i + TOKENS_PER_SCALE].to(s.dtype)
         out += (gT[:, i:i + len(x)].to(s.dtype) @ x).mul_(s[b][:, None])
     return out.to(dtype)
 
 # %% ../../nbs/41_bitnet_triton.ipynb #c028cb69
 @jit
-def weight_grad_kernel(gT, s, xT, out, N, K, PADDED, TOKENS: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BT: tl.constexpr):
+def weight_grad_kernel(gT, s, xT, out, N, K, PADDED_ROWS, TOKENS_PER_SCALE: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BT: tl.constexpr):
     "out = Σ over blocks of s[block]·(gT @ xT.T within the block)"
-    # Grid: N/BN × K/BK programs, in groups of 8 rows of tiles. Accumulators: int32 within TOKENS tokens (≤ 127²·256 < 2²²), fp32 across
+    # Grid: N/BN × K/BK programs, in groups of 8 rows of tiles. Accumulators: int32 within TOKENS_PER_SCALE tokens (≤ 127²·256 < 2²²), fp32 across
     # Reads gT K/BK times and xT N/BN times (mostly from L2), 1 B a number; writes out once. Oracle: its twin
-    row, col = _tile_kernel(tl.cdiv(N, BN), tl.cdiv(K, BK))
+    row, col = _grouped_tile_kernel(tl.cdiv(N, BN), tl.cdiv(K, BK))
     n, k = row*BN + tl.arange(0, BN), col*BK + tl.arange(0, BK)
     t, acc = tl.arange(0, BT), tl.zeros((BN, BK), tl.float32)
-    a = gT + tl.minimum(n, N - 1)[:, None]*PADDED + t[None, :]
-    b = xT + tl.minimum(k, K - 1)[None, :]*PADDED + t[:, None]
+    a = gT + tl.minimum(n, N - 1)[:, None]*PADDED_ROWS + t[None, :]
+    b = xT + tl.minimum(k, K - 1)[None, :]*PADDED_ROWS + t[:, None]
     s += tl.minimum(n, N - 1)
-    for block in range(0, PADDED, TOKENS):
+    for block in range(0, PADDED_ROWS, TOKENS_PER_SCALE):
         part = tl.zeros((BN, BK), tl.int32)
-        for _ in tl.static_range(TOKENS//BT):
+        for _ in tl.static_range(TOKENS_PER_SCALE//BT):
             part = tl.dot(tl.load(a), tl.load(b), part, out_dtype=tl.int32)
             a += BT
             b += BT
@@ -578,21 +578,21 @@ def weight_grad(gT:Tensor, s:Tensor, x_int:Tensor, dtype:torch.dtype)->Tensor:
     with torch.cuda.device_of(gT):
         transpose_kernel[(cdiv(K, 128)*cdiv(padded, 128),)](x_int, xT, x_int.stride(0), R, K, padded, B=128, num_warps=8)
         BN, BK = (128, 128) if large else (64, 128)
-        weight_grad_kernel[(cdiv(N, BN)*cdiv(K, BK),)](gT, s, xT, out, N, K, padded, TOKENS, BN, BK, 128, num_warps=8 if large else 4, num_stages=2)
+        weight_grad_kernel[(cdiv(N, BN)*cdiv(K, BK),)](gT, s, xT, out, N, K, padded, TOKENS_PER_SCALE, BN, BK, 128, num_warps=8 if large else 4, num_stages=2)
     return out
 
 @weight_grad.register_fake
 def _(gT, s, x_int, dtype): return gT.new_empty(len(gT), x_int.shape[1], dtype=dtype)
 
 # %% ../../nbs/41_bitnet_triton.ipynb #9ed9df22
-@scratch(torch.ops.elleci.weight_grad.default, target='cuda')
-def _weight_grad_scratch(gT, s, x_int, dtype): return [x_int.shape[1]*gT.shape[1]], []
+@declare_temporaries(torch.ops.elleci.weight_grad.default, target='cuda')
+def _weight_grad_temporaries(gT, s, x_int, dtype): return [x_int.shape[1]*gT.shape[1]], []
 
 # %% ../../nbs/41_bitnet_triton.ipynb #525a7dad
-@counts_flops(torch.ops.elleci.int8_product, torch.ops.aten._int_mm)
+@register_flops(torch.ops.elleci.int8_product, torch.ops.aten._int_mm)
 def _product_flops(a, *rest, out_shape=None, **kw): return 2*a[0]*a[1]*out_shape[1]
 
-@counts_flops(torch.ops.elleci.weight_grad)
+@register_flops(torch.ops.elleci.weight_grad)
 def _weight_grad_flops(gT, s, x_int, *rest, **kw): return 2*gT[0]*x_int[0]*x_int[1]
 
 # %% ../../nbs/41_bitnet_triton.ipynb #1a1d1d19
@@ -604,14 +604,14 @@ def _weight_grad_int8(g, q, sx, dtype, seed, backend):
 def _input_grad_int8(g, w_int, sw, dtype, seed, backend):
     if backend != 'triton':
         q, s = round_rows(g, seed, False)
-        return _int_product(q, w_int).to(s.dtype).mul_(s*sw).to(dtype)
+        return _int_matmul(q, w_int).to(s.dtype).mul_(s*sw).to(dtype)
     turned = transpose_int8(w_int)
     q, s = round_rows(g, seed, True)
     return int8_product(q, s, turned, sw, dtype)
 
 # %% ../../nbs/41_bitnet_triton.ipynb #1f551e04
 @jit
-def _dot4(a, b, c, WORDS: tl.constexpr, ASM: tl.constexpr):
+def _dp4a(a, b, c, WORDS: tl.constexpr, ASM: tl.constexpr):
     "c + a·b; where a and b are words of four signed bytes each, the sum of the four products"
     if not WORDS: c += a*b
     elif ASM: c = tl.inline_asm_elementwise('dp4a.s32.s32 $0, $1, $2, $3;', '=r,r,r,r', [a, b, c], dtype=tl.int32, is_pure=True, pack=1)
@@ -638,18 +638,18 @@ def packed_matvec_kernel(x, sx, packed, sw, y, R, N, K, W, WORDS: tl.constexpr, 
             col = q*W + j
             ok = (j < W) & (col < K)
             a = tl.load(x + r[:, None, None]*K + col[None, None, :], mask=(r < R)[:, None, None] & ok[None, None, :], other=0).to(tl.int32)
-            acc, total = _dot4((p >> 2*q) & FIELDS, a, acc, WORDS, ASM), _dot4(ones, a, total, WORDS, ASM)
+            acc, total = _dp4a((p >> 2*q) & FIELDS, a, acc, WORDS, ASM), _dp4a(ones, a, total, WORDS, ASM)
     s = tl.load(sx + r, mask=r < R, other=0.)*tl.load(sw)
     out = (tl.sum(acc, 2) - tl.sum(total, 2)).to(tl.float32)*s[:, None]
     tl.store(y + r[:, None]*N + n[None, :], out.to(y.dtype.element_ty), mask=(r < R)[:, None] & (n < N)[None, :])
 
 # %% ../../nbs/41_bitnet_triton.ipynb #b2ca533b
-def _matvec_torch(x_int, sx, packed, sw, dtype):
+def _packed_matvec_torch(x_int, sx, packed, sw, dtype):
     "Torch twin of `packed_product`: one plane at a time"
     total, width = 0, packed.shape[1]
     for q in range(4):
         x = x_int[:, q*width:(q + 1)*width]
-        if x.shape[1]: total = total + _int_product(x, (packed[:, :x.shape[1]] >> 2*q & 3).to(torch.int8).sub_(1).T)
+        if x.shape[1]: total = total + _int_matmul(x, (packed[:, :x.shape[1]] >> 2*q & 3).to(torch.int8).sub_(1).T)
     return total.to(sx.dtype).mul_(sx*sw).to(dtype)
 
 # %% ../../nbs/41_bitnet_triton.ipynb #06f316ee
@@ -670,7 +670,7 @@ def packed_product(x_int:Tensor, sx:Tensor, packed:Tensor, sw:Tensor, dtype:torc
 def _(x_int, sx, packed, sw, dtype): return x_int.new_empty(len(x_int), len(packed), dtype=dtype)
 
 # %% ../../nbs/41_bitnet_triton.ipynb #655838fe
-FEW = 64   # rows that are multiplied from two bits; more are worth unpacking for
+MAX_MATVEC_ROWS = 64   # rows that are multiplied from two bits; more are worth unpacking for
 
 # %% ../../nbs/41_bitnet_triton.ipynb #a84f9fbd
 @torch.no_grad()
@@ -686,13 +686,13 @@ def packed_matvec(
     _check_product(x_int, sx, packed, x_int.shape[-1] if x_int.ndim and cdiv(x_int.shape[-1], 4) == packed.shape[-1] else 4*packed.shape[-1], sw, torch.uint8)
     K = x_int.shape[-1]
     rows, scales, backend = x_int.reshape(-1, K), sx.reshape(-1, 1).contiguous(), _integer_backend(backend, x_int, sx)
-    if len(rows) > FEW: y = _product(rows, scales, _unpacked(packed, K), sw, dtype, backend)
+    if len(rows) > MAX_MATVEC_ROWS: y = _scaled_matmul(rows, scales, _unpack_unchecked(packed, K), sw, dtype, backend)
     elif backend == 'triton': y = packed_product(rows.contiguous(), scales, packed.contiguous(), sw, dtype)
-    else: y = _matvec_torch(rows, scales, packed, sw, dtype)
+    else: y = _packed_matvec_torch(rows, scales, packed, sw, dtype)
     return y.view(*x_int.shape[:-1], len(packed))
 
 # %% ../../nbs/41_bitnet_triton.ipynb #eb900b68
-def _unpacked(packed, K):
+def _unpack_unchecked(packed, K):
     "`unpack_ternary` without a look at the codes, which would wait for the device"
     out = torch.empty(len(packed), K, dtype=torch.int8, device=packed.device)
     for q, plane in enumerate(out.split(max(packed.shape[1], 1), -1)): plane.copy_((packed >> 2*q & 3)[:, :plane.shape[1]]).sub_(1)

@@ -13,221 +13,221 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from ..core import UserError, compute_dtype, document_runs, full_precision
+from ..core import UserError, compute_dtype, document_ids, full_precision
 from .proof import cdiv, jit, next_power_of_2, pick_backend, tl
-from ..memory.dryrun import scratch
+from ..memory.dryrun import declare_temporaries
 
 # %% ../../nbs/17_fused.ipynb #cc5aeec1
-def _inside(
+def _mask_other_documents(
     x:Tensor, # (B, T, C)
-    run,      # (B, T) int32 numbers of documents, or None
-    back:int, # how many tokens before
+    doc_ids,      # (B, T) int32 numbers of documents, or None
+    distance:int, # how many tokens before
 )->Tensor: # (B, T, C)
-    "`x` where the token `back` before belongs to the same document (or lies in the window of the first), else 0"
-    if run is None or back == 0: return x
-    same = F.pad(run, (back, 0))[:, :run.shape[1]] == run
+    "`x` where the token `distance` before belongs to the same document (or lies in the window of the first), else 0"
+    if doc_ids is None or distance == 0: return x
+    same = F.pad(doc_ids, (distance, 0))[:, :doc_ids.shape[1]] == doc_ids
     return x.where(same[..., None], 0)
 
 # %% ../../nbs/17_fused.ipynb #22823b78
-def _conv(u, weight, bias, run, window):
+def _conv_torch(u, weight, bias, doc_ids, window):
     "v before the SiLU (B, T, C), the inputs with the window in front (B, K−1+T, C), the filters (K, C)"
     (b, T, C), K, ct = u.shape, weight.shape[1], compute_dtype(u)
     u_ = torch.cat([u.new_zeros(b, K - 1, C) if window is None else window, u], 1).to(ct)
     w = weight.to(ct).t().contiguous()
-    v = torch.addcmul(bias.to(ct), _inside(u_[:, :T], run, K - 1), w[0])
-    for k in range(1, K): v.addcmul_(_inside(u_[:, k:k + T], run, K - 1 - k), w[k])
+    v = torch.addcmul(bias.to(ct), _mask_other_documents(u_[:, :T], doc_ids, K - 1), w[0])
+    for k in range(1, K): v.addcmul_(_mask_other_documents(u_[:, k:k + T], doc_ids, K - 1 - k), w[k])
     return v, u_, w
 
 # %% ../../nbs/17_fused.ipynb #392cf931
-def _conv_backward(g, u, weight, bias, run, window):
+def _conv_silu_backward_torch(g, u, weight, bias, doc_ids, window):
     "Gradients of the inputs with the window in front (B, K−1+T, C), of the weight (C, K) and the bias (C,)"
-    v, u_, w = _conv(u, weight, bias, run, window)
+    v, u_, w = _conv_torch(u, weight, bias, doc_ids, window)
     (T, K), dv = (u.shape[1], len(w)), torch.ops.aten.silu_backward(g.to(v.dtype), v)
     du_, dw = torch.zeros_like(u_), torch.empty_like(w)
     for k in range(K):
-        d = _inside(dv, run, K - 1 - k)
+        d = _mask_other_documents(dv, doc_ids, K - 1 - k)
         du_[:, k:k + T].addcmul_(d, w[k])
         dw[k] = (d*u_[:, k:k + T]).sum((0, 1))
     return du_.to(u.dtype), dw.t().to(weight.dtype), dv.sum((0, 1)).to(bias.dtype)
 
 # %% ../../nbs/17_fused.ipynb #08e5daa2
 @jit
-def conv_silu_forward_kernel(u, weight, bias, run, window, y, T, C, u_b, u_t, win_b, win_t,
-                             K: tl.constexpr, DOCS: tl.constexpr, WINDOW: tl.constexpr, S: tl.constexpr, BC: tl.constexpr,
-                             AHEAD: tl.constexpr):
+def conv_silu_forward_kernel(u, weight, bias, doc_ids, window, y, T, C, stride_u_batch, stride_u_seqlen, stride_window_batch, stride_window_seqlen,
+                             K: tl.constexpr, HAS_DOC_IDS: tl.constexpr, HAS_WINDOW: tl.constexpr, S: tl.constexpr, BC: tl.constexpr,
+                             PREFETCH: tl.constexpr):
     "y = silu(bias + Σₖ weight[:, k]·u[t−K+1+k]), taps of other documents left out"
     # Grid: channels/BC × T/S × B programs, channels fastest. A program walks S tokens of BC channels; taps and sums are fp32
-    # Reads u once (and K−1 rows of the segment before), run once per BC channels; writes y once. Oracle: conv_silu_naive in float64
+    # Reads u once (and K−1 rows of the segment before), doc_ids once per BC channels; writes y once. Oracle: conv_silu_naive in float64
     NC, pid = tl.cdiv(C, BC), tl.program_id(0).to(tl.int64)
     c, t0, b = (pid % NC)*BC + tl.arange(0, BC), (pid//NC) % tl.cdiv(T, S)*S, pid//NC//tl.cdiv(T, S)
-    ok, u, y, run = c < C, u + b*u_b, y + b*T*C, (run + b*T if DOCS else run)
-    taps, runs, w = (), (), ()
+    ok, u, y, doc_ids = c < C, u + b*stride_u_batch, y + b*T*C, (doc_ids + b*T if HAS_DOC_IDS else doc_ids)
+    taps, tap_doc_ids, w = (), (), ()
     for k in tl.static_range(K): w = w + (tl.load(weight + c*K + k, mask=ok, other=0.).to(tl.float32),)
     bias_ = tl.load(bias + c, mask=ok, other=0.).to(tl.float32)
     for k in tl.static_range(K - 1):
         t = t0 - (K - 1) + k
-        x = tl.load(u + t*u_t + c, mask=ok & (t >= 0), other=0.).to(tl.float32)
-        if WINDOW: x += tl.load(window + b*win_b + (t + K - 1)*win_t + c, mask=ok & (t < 0), other=0.).to(tl.float32)
+        x = tl.load(u + t*stride_u_seqlen + c, mask=ok & (t >= 0), other=0.).to(tl.float32)
+        if HAS_WINDOW: x += tl.load(window + b*stride_window_batch + (t + K - 1)*stride_window_seqlen + c, mask=ok & (t < 0), other=0.).to(tl.float32)
         taps = taps + (x,)
-        if DOCS: runs = runs + (tl.load(run + tl.maximum(t, 0)),)
-    for s in range(0, S, AHEAD):
-        for j in tl.static_range(AHEAD):                                  # all asked for before the first is needed
+        if HAS_DOC_IDS: tap_doc_ids = tap_doc_ids + (tl.load(doc_ids + tl.maximum(t, 0)),)
+    for s in range(0, S, PREFETCH):
+        for j in tl.static_range(PREFETCH):                                  # all asked for before the first is needed
             t = t0 + s + j
-            taps = taps + (tl.load(u + t*u_t + c, mask=ok & (t < T), other=0.).to(tl.float32),)
-            if DOCS: runs = runs + (tl.load(run + tl.minimum(t, T - 1)),)
-        for j in tl.static_range(AHEAD):
+            taps = taps + (tl.load(u + t*stride_u_seqlen + c, mask=ok & (t < T), other=0.).to(tl.float32),)
+            if HAS_DOC_IDS: tap_doc_ids = tap_doc_ids + (tl.load(doc_ids + tl.minimum(t, T - 1)),)
+        for j in tl.static_range(PREFETCH):
             v = bias_
             for k in tl.static_range(K):
-                if DOCS: v += w[k]*tl.where(runs[j + k] == runs[j + K - 1], taps[j + k], 0.)
+                if HAS_DOC_IDS: v += w[k]*tl.where(tap_doc_ids[j + k] == tap_doc_ids[j + K - 1], taps[j + k], 0.)
                 else: v += w[k]*taps[j + k]
             tl.store(y + (t0 + s + j)*C + c, (v*tl.sigmoid(v)).to(y.dtype.element_ty), mask=ok & (t0 + s + j < T))
-        taps = taps[AHEAD:]
-        if DOCS: runs = runs[AHEAD:]
+        taps = taps[PREFETCH:]
+        if HAS_DOC_IDS: tap_doc_ids = tap_doc_ids[PREFETCH:]
 
 # %% ../../nbs/17_fused.ipynb #b1b1117c
 @jit
-def conv_silu_backward_kernel(g, u, weight, bias, run, window, du, partial, T, C, g_b, g_t, u_b, u_t, win_b, win_t,
-                              K: tl.constexpr, DOCS: tl.constexpr, WINDOW: tl.constexpr, S: tl.constexpr, BC: tl.constexpr,
-                             AHEAD: tl.constexpr):
+def conv_silu_backward_kernel(g, u, weight, bias, doc_ids, window, du, partial, T, C, stride_g_batch, stride_g_seqlen, stride_u_batch, stride_u_seqlen, stride_window_batch, stride_window_seqlen,
+                              K: tl.constexpr, HAS_DOC_IDS: tl.constexpr, HAS_WINDOW: tl.constexpr, S: tl.constexpr, BC: tl.constexpr,
+                             PREFETCH: tl.constexpr):
     "δ = g·σ(v)(1 + v(1 − σ(v))), v computed again; du[t] = Σₖ w[k]·δ[t+K−1−k]; partial = Σ over the segment of (δ·u[t−K+1+k], δ)"
     # Grid, tiling and accumulators as forward; partial is (B·T/S, K+1, C) fp32. Oracle: autograd of conv_silu_naive in float64
     # Reads u and g once (and K−1 rows beside the segment), writes du once and 4·(K+1)/S bytes per number of u for partial
     NC, pid = tl.cdiv(C, BC), tl.program_id(0).to(tl.int64)
     c, segment = (pid % NC)*BC + tl.arange(0, BC), pid//NC
     t0, b = segment % tl.cdiv(T, S)*S, segment//tl.cdiv(T, S)
-    ok, u, g, du, run = c < C, u + b*u_b, g + b*g_b, du + b*T*C, (run + b*T if DOCS else run)
+    ok, u, g, du, doc_ids = c < C, u + b*stride_u_batch, g + b*stride_g_batch, du + b*T*C, (doc_ids + b*T if HAS_DOC_IDS else doc_ids)
     zero = tl.zeros((BC,), tl.float32)
-    taps, runs, w, shares, dw, db = (), (), (), (), (), zero
+    taps, tap_doc_ids, w, shares, dw, db = (), (), (), (), (), zero
     bias_ = tl.load(bias + c, mask=ok, other=0.).to(tl.float32)
     for k in tl.static_range(K): w, dw = w + (tl.load(weight + c*K + k, mask=ok, other=0.).to(tl.float32),), dw + (zero,)
     for k in tl.static_range(K - 1):
         t = t0 - (K - 1) + k
-        x = tl.load(u + t*u_t + c, mask=ok & (t >= 0), other=0.).to(tl.float32)
-        if WINDOW: x += tl.load(window + b*win_b + (t + K - 1)*win_t + c, mask=ok & (t < 0), other=0.).to(tl.float32)
+        x = tl.load(u + t*stride_u_seqlen + c, mask=ok & (t >= 0), other=0.).to(tl.float32)
+        if HAS_WINDOW: x += tl.load(window + b*stride_window_batch + (t + K - 1)*stride_window_seqlen + c, mask=ok & (t < 0), other=0.).to(tl.float32)
         taps, shares = taps + (x,), shares + (zero,)
-        if DOCS: runs = runs + (tl.load(run + tl.maximum(t, 0)),)
-    for s in range(0, S + K - 1, AHEAD):
+        if HAS_DOC_IDS: tap_doc_ids = tap_doc_ids + (tl.load(doc_ids + tl.maximum(t, 0)),)
+    for s in range(0, S + K - 1, PREFETCH):
         gs = ()
-        for j in tl.static_range(AHEAD):                                  # all asked for before the first is needed
+        for j in tl.static_range(PREFETCH):                                  # all asked for before the first is needed
             t = t0 + s + j
-            taps = taps + (tl.load(u + t*u_t + c, mask=ok & (t < T), other=0.).to(tl.float32),)
-            gs = gs + (tl.load(g + t*g_t + c, mask=ok & (t < T), other=0.).to(tl.float32),)
-            if DOCS: runs = runs + (tl.load(run + tl.minimum(t, T - 1)),)
-        for j in tl.static_range(AHEAD):
+            taps = taps + (tl.load(u + t*stride_u_seqlen + c, mask=ok & (t < T), other=0.).to(tl.float32),)
+            gs = gs + (tl.load(g + t*stride_g_seqlen + c, mask=ok & (t < T), other=0.).to(tl.float32),)
+            if HAS_DOC_IDS: tap_doc_ids = tap_doc_ids + (tl.load(doc_ids + tl.minimum(t, T - 1)),)
+        for j in tl.static_range(PREFETCH):
             v = bias_
             for k in tl.static_range(K):
-                if DOCS: v += w[k]*tl.where(runs[j + k] == runs[j + K - 1], taps[j + k], 0.)
+                if HAS_DOC_IDS: v += w[k]*tl.where(tap_doc_ids[j + k] == tap_doc_ids[j + K - 1], taps[j + k], 0.)
                 else: v += w[k]*taps[j + k]
             sigma = tl.sigmoid(v)
             d = gs[j]*sigma*(1 + v*(1 - sigma))
             own, gave, summed = tl.where(s + j < S, d, 0.), (), ()
             shares = shares + (zero,)
             for k in tl.static_range(K):
-                if DOCS:
-                    same = runs[j + k] == runs[j + K - 1]
+                if HAS_DOC_IDS:
+                    same = tap_doc_ids[j + k] == tap_doc_ids[j + K - 1]
                     gave = gave + (shares[k] + w[k]*tl.where(same, d, 0.),)
                     summed = summed + (dw[k] + tl.where(same, own*taps[j + k], 0.),)
                 else: gave, summed = gave + (shares[k] + w[k]*d,), summed + (dw[k] + own*taps[j + k],)
             db, dw, done = db + own, summed, t0 + s + j - (K - 1)         # token `done` has heard from all that follow it
             tl.store(du + done*C + c, gave[0].to(du.dtype.element_ty), mask=ok & (done >= t0) & (done < t0 + S) & (done < T))
             shares = gave[1:]
-        taps = taps[AHEAD:]
-        if DOCS: runs = runs[AHEAD:]
+        taps = taps[PREFETCH:]
+        if HAS_DOC_IDS: tap_doc_ids = tap_doc_ids[PREFETCH:]
     out = partial + segment*(K + 1)*C + c
     for k in tl.static_range(K): tl.store(out + k*C, dw[k], mask=ok)
     tl.store(out + K*C, db, mask=ok)
 
 # %% ../../nbs/17_fused.ipynb #0cbd8f55
-AHEAD = 4                                                             # rows asked for at a time
+PREFETCH = 4                                                             # rows asked for at a time
 
-def _segment(T): return max(AHEAD, min(64, next_power_of_2(T)))       # tokens a program walks: few read twice, and enough programs
+def _segment_length(T): return max(PREFETCH, min(64, next_power_of_2(T)))       # tokens a program walks: few read twice, and enough programs
 
 # %% ../../nbs/17_fused.ipynb #e4619088
-def _walks(u, weight, run, window):
+def _conv_launch_args(u, weight, doc_ids, window):
     "Grid and constants of both kernels; strides of u and of the window"
-    (B, T, C), S, BC = u.shape, _segment(u.shape[1]), 64
-    constants = dict(K=weight.shape[1], DOCS=run is not None, WINDOW=window is not None, S=S, BC=BC, AHEAD=AHEAD, num_warps=1)
+    (B, T, C), S, BC = u.shape, _segment_length(u.shape[1]), 64
+    constants = dict(K=weight.shape[1], HAS_DOC_IDS=doc_ids is not None, HAS_WINDOW=window is not None, S=S, BC=BC, PREFETCH=PREFETCH, num_warps=1)
     grid = (B*cdiv(T, S)*cdiv(C, BC),)
     return grid, constants, (*u.stride()[:2], *((0, 0) if window is None else window.stride()[:2]))
 
 # %% ../../nbs/17_fused.ipynb #434be013
 @torch.library.custom_op('elleci::conv_silu_forward', mutates_args=())
-def conv_silu_forward(u:Tensor, weight:Tensor, bias:Tensor, run:Optional[Tensor], window:Optional[Tensor])->Tensor:
+def conv_silu_forward(u:Tensor, weight:Tensor, bias:Tensor, doc_ids:Optional[Tensor], window:Optional[Tensor])->Tensor:
     "The forward kernel: y (B, T, C) in u's dtype; all but the dimensions of u (B, T, C) and of the window contiguous"
-    y, (grid, constants, strides) = u.new_empty(u.shape), _walks(u, weight, run, window)
+    y, (grid, constants, strides) = u.new_empty(u.shape), _conv_launch_args(u, weight, doc_ids, window)
     with torch.cuda.device_of(u):
-        conv_silu_forward_kernel[grid](u, weight, bias, run, window, y, *u.shape[1:], *strides, **constants)
+        conv_silu_forward_kernel[grid](u, weight, bias, doc_ids, window, y, *u.shape[1:], *strides, **constants)
     return y
 
 @conv_silu_forward.register_fake
-def _(u, weight, bias, run, window): return u.new_empty(u.shape)
+def _(u, weight, bias, doc_ids, window): return u.new_empty(u.shape)
 
 # %% ../../nbs/17_fused.ipynb #c76c4254
 @torch.library.custom_op('elleci::conv_silu_backward', mutates_args=())
 def conv_silu_backward(
-    g:Tensor, u:Tensor, weight:Tensor, bias:Tensor, run:Optional[Tensor], window:Optional[Tensor],
+    g:Tensor, u:Tensor, weight:Tensor, bias:Tensor, doc_ids:Optional[Tensor], window:Optional[Tensor],
 )->tuple[Tensor, Tensor, Tensor]:
     "The backward kernel: gradients of u (B, T, C), of the weight (C, K) and the bias (C,)"
-    (B, T, C), K, (grid, constants, strides) = u.shape, weight.shape[1], _walks(u, weight, run, window)
+    (B, T, C), K, (grid, constants, strides) = u.shape, weight.shape[1], _conv_launch_args(u, weight, doc_ids, window)
     partial = u.new_empty(B*cdiv(T, constants['S']), K + 1, C, dtype=torch.float32)
     du = u.new_empty(u.shape)
     with torch.cuda.device_of(u):
-        conv_silu_backward_kernel[grid](g, u, weight, bias, run, window, du, partial, T, C, *g.stride()[:2], *strides, **constants)
+        conv_silu_backward_kernel[grid](g, u, weight, bias, doc_ids, window, du, partial, T, C, *g.stride()[:2], *strides, **constants)
     total = partial.sum(0)
     return du, total[:K].t().to(weight.dtype, memory_format=torch.contiguous_format, copy=True), total[K].to(bias.dtype, copy=True)
 
 @conv_silu_backward.register_fake
-def _(g, u, weight, bias, run, window): return u.new_empty(u.shape), weight.new_empty(weight.shape), bias.new_empty(bias.shape)
+def _(g, u, weight, bias, doc_ids, window): return u.new_empty(u.shape), weight.new_empty(weight.shape), bias.new_empty(bias.shape)
 
 # %% ../../nbs/17_fused.ipynb #d133933b
-@scratch(torch.ops.elleci.conv_silu_backward.default, target='cuda')
-def _conv_scratch(g, u, weight, *rest):
+@declare_temporaries(torch.ops.elleci.conv_silu_backward.default, target='cuda')
+def _conv_silu_temporaries(g, u, weight, *rest):
     (B, T, C), K = u.shape, weight.shape[1]
-    return [4*B*cdiv(T, _segment(T))*(K + 1)*C], [4*(K + 1)*C]
+    return [4*B*cdiv(T, _segment_length(T))*(K + 1)*C], [4*(K + 1)*C]
 
 # %% ../../nbs/17_fused.ipynb #b75323c1
 class _ConvSilu(torch.autograd.Function):
     "y = silu(causal convolution); saves its inputs"
     @staticmethod
-    def forward(ctx, u, weight, bias, run, window, backend):
-        ctx.save_for_backward(u, weight, bias, run, window); ctx.backend = backend
-        if backend == 'triton': return conv_silu_forward(u, weight, bias, run, window)
-        v, *_ = _conv(u, weight, bias, run, window)
+    def forward(ctx, u, weight, bias, doc_ids, window, backend):
+        ctx.save_for_backward(u, weight, bias, doc_ids, window); ctx.backend = backend
+        if backend == 'triton': return conv_silu_forward(u, weight, bias, doc_ids, window)
+        v, *_ = _conv_torch(u, weight, bias, doc_ids, window)
         return F.silu(v, inplace=True).to(u.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, g):
-        u, weight, bias, run, window = ctx.saved_tensors
+        u, weight, bias, doc_ids, window = ctx.saved_tensors
         h, dwindow = weight.shape[1] - 1, None
         if ctx.backend == 'triton':
-            du, dw, db = conv_silu_backward(_rows(g), u, weight, bias, run, window)
-            g, u, run = (None if t is None else t[:, :h] for t in (g, u, run))
-            if ctx.needs_input_grad[4]: dwindow = _conv_backward(g, u, weight, bias, run, window)[0][:, :h]
+            du, dw, db = conv_silu_backward(_with_adjacent_channels(g), u, weight, bias, doc_ids, window)
+            g, u, doc_ids = (None if t is None else t[:, :h] for t in (g, u, doc_ids))
+            if ctx.needs_input_grad[4]: dwindow = _conv_silu_backward_torch(g, u, weight, bias, doc_ids, window)[0][:, :h]
         else:
-            du, dw, db = _conv_backward(g, u, weight, bias, run, window)
+            du, dw, db = _conv_silu_backward_torch(g, u, weight, bias, doc_ids, window)
             du, dwindow = du[:, h:], du[:, :h]
         return du, dw, db, None, dwindow if ctx.needs_input_grad[4] else None, None
 
 # %% ../../nbs/17_fused.ipynb #1d7ef2b9
-def _rows(t): return t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous()   # kernels want neighbouring channels to be neighbours
+def _with_adjacent_channels(t): return t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous()   # kernels want neighbouring channels to be neighbours
 
 # %% ../../nbs/17_fused.ipynb #af914a69
-def _misfit(name, t, wanted): return UserError(f'{name} is {str(t.dtype)[6:]} of shape {tuple(t.shape)} on {t.device}: give {wanted}.')
+def _tensor_error(name, t, expected): return UserError(f'{name} is {str(t.dtype)[6:]} of shape {tuple(t.shape)} on {t.device}: give {expected}.')
 
 # %% ../../nbs/17_fused.ipynb #04e97086
 def _check_conv(u, weight, bias, seq_idx, window):
     "`UserError` for what the convolution cannot be computed with"
-    said = lambda name, t, wanted: _misfit(name, t, f'{wanted} on {u.device}')
-    if u.ndim != 3 or not u.is_floating_point(): raise said('u', u, 'floats of shape (B, T, C)')
+    error = lambda name, t, wanted: _tensor_error(name, t, f'{wanted} on {u.device}')
+    if u.ndim != 3 or not u.is_floating_point(): raise error('u', u, 'floats of shape (B, T, C)')
     (B, T, C), K = u.shape, weight.shape[-1]
     fits = lambda t, *shape: t.shape == shape and t.device == u.device and t.is_floating_point()
     if weight.ndim != 2 or not 1 <= K <= 8 or not fits(weight, C, K):
-        raise said('weight', weight, f'floats of shape (C, K) = ({C}, 1 to 8)')
-    if not fits(bias, C): raise said('bias', bias, f'floats of shape ({C},)')
-    if window is not None and not fits(window, B, K - 1, C): raise said('window', window, f'floats of shape {(B, K - 1, C)}')
+        raise error('weight', weight, f'floats of shape (C, K) = ({C}, 1 to 8)')
+    if not fits(bias, C): raise error('bias', bias, f'floats of shape ({C},)')
+    if window is not None and not fits(window, B, K - 1, C): raise error('window', window, f'floats of shape {(B, K - 1, C)}')
     if seq_idx is not None and (seq_idx.shape != (B, T) or seq_idx.is_floating_point() or seq_idx.device != u.device):
-        raise said('seq_idx', seq_idx, f'integers of shape {(B, T)}')
+        raise error('seq_idx', seq_idx, f'integers of shape {(B, T)}')
 
 # %% ../../nbs/17_fused.ipynb #1c208fda
 def conv_silu(
@@ -240,28 +240,28 @@ def conv_silu(
 )->Tensor: # (B, T, C) in u's dtype
     "silu of the causal depthwise convolution, inside each document (Dao and Gu 2024, §7); sums in fp32, keeps only its inputs"
     _check_conv(u, weight, bias, seq_idx, window)
-    run = None if seq_idx is None else document_runs(seq_idx).int()
+    doc_ids = None if seq_idx is None else document_ids(seq_idx).int()
     backend = pick_backend(backend, u) if u.numel() else 'torch'
-    if window is not None: window = _rows(window.to(u.dtype))
-    with full_precision(u): return _ConvSilu.apply(_rows(u), weight.contiguous(), bias.contiguous(), run, window, backend)
+    if window is not None: window = _with_adjacent_channels(window.to(u.dtype))
+    with full_precision(u): return _ConvSilu.apply(_with_adjacent_channels(u), weight.contiguous(), bias.contiguous(), doc_ids, window, backend)
 
 # %% ../../nbs/17_fused.ipynb #5aea9ec6
-def _gated(y, z, groups):
+def _gated_input(y, z, groups):
     "silu(z) (R, D) and h = y·silu(z) by group (R, G, d), both in the dtype of statistics"
     s = F.silu(z.to(compute_dtype(y)))
     return s, (s*y).unflatten(-1, (groups, -1))
 
 # %% ../../nbs/17_fused.ipynb #4ae71ff8
-def _norm(y, z, weight, groups, eps):
+def _gated_norm_torch(y, z, weight, groups, eps):
     "Output (R, D) and r (R, G), from rows y and z (R, D)"
-    _, h = _gated(y, z, groups)
+    _, h = _gated_input(y, z, groups)
     r = torch.rsqrt(torch.linalg.vector_norm(h, dim=-1).square_().div_(h.shape[-1]).add_(eps))
     return h.mul_(r[..., None]).flatten(-2).mul_(weight).to(y.dtype), r
 
 # %% ../../nbs/17_fused.ipynb #d861eede
-def _norm_backward(g, y, z, weight, r):
+def _gated_norm_backward_torch(g, y, z, weight, r):
     "Gradients of y and z (R, D) and of the weight (D,)"
-    s, h = _gated(y, z, r.shape[1])
+    s, h = _gated_input(y, z, r.shape[1])
     n, g = h.mul_(r[..., None]), g.to(s.dtype)
     dw = (g*n.flatten(-2)).sum(0)
     a = (g*weight).unflatten(-1, n.shape[1:])
@@ -271,14 +271,14 @@ def _norm_backward(g, y, z, weight, r):
 
 # %% ../../nbs/17_fused.ipynb #0f1d3f83
 @jit
-def gated_norm_forward_kernel(y, z, weight, out, rstd, y_r, z_r, eps, d, G: tl.constexpr, BLOCK: tl.constexpr):
+def gated_norm_forward_kernel(y, z, weight, out, rstd, stride_y_row, stride_z_row, eps, d, G: tl.constexpr, BLOCK: tl.constexpr):
     "out = weight·h·r, h = y·silu(z), r = (mean over d of h² + eps)^−½"
     # Grid: rows × G programs; one holds BLOCK ≥ d channels. Sums in fp32. Reads y, z once; writes out once and r
     # Oracle: gated_rms_norm_naive in float64
     pid, i = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     row, c, ok = pid//G, pid % G*d + i, i < d
-    a = tl.load(z + row*z_r + c, mask=ok, other=0.).to(tl.float32)
-    h = tl.load(y + row*y_r + c, mask=ok, other=0.).to(tl.float32)*(a*tl.sigmoid(a))
+    a = tl.load(z + row*stride_z_row + c, mask=ok, other=0.).to(tl.float32)
+    h = tl.load(y + row*stride_y_row + c, mask=ok, other=0.).to(tl.float32)*(a*tl.sigmoid(a))
     r = tl.rsqrt(tl.sum(h*h, 0)/d + eps)
     w = tl.load(weight + c, mask=ok, other=0.).to(tl.float32)
     tl.store(out + row*(G*d) + c, (h*r*w).to(out.dtype.element_ty), mask=ok)
@@ -286,7 +286,7 @@ def gated_norm_forward_kernel(y, z, weight, out, rstd, y_r, z_r, eps, d, G: tl.c
 
 # %% ../../nbs/17_fused.ipynb #fcb1b6ab
 @jit
-def gated_norm_backward_kernel(g, y, z, weight, rstd, dy, dz, partial, R, g_r, y_r, z_r, d,
+def gated_norm_backward_kernel(g, y, z, weight, rstd, dy, dz, partial, R, stride_g_row, stride_y_row, stride_z_row, d,
                                G: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     "n = h·r, a = g·weight, dh = r(a − n·mean(a·n)); dy = dh·silu(z), dz = dh·y·silu'(z); partial = Σ over the program's rows of g·n"
     # Grid: R/ROWS × G programs. Accumulator: BLOCK fp32 for the weight. Oracle: autograd of gated_rms_norm_naive in float64
@@ -297,9 +297,9 @@ def gated_norm_backward_kernel(g, y, z, weight, rstd, dy, dz, partial, R, g_r, y
     for s in range(ROWS):
         row = pid//G*ROWS + s
         live = ok & (row < R)
-        a = tl.load(z + row*z_r + c, mask=live, other=0.).to(tl.float32)
-        y_ = tl.load(y + row*y_r + c, mask=live, other=0.).to(tl.float32)
-        g_ = tl.load(g + row*g_r + c, mask=live, other=0.).to(tl.float32)
+        a = tl.load(z + row*stride_z_row + c, mask=live, other=0.).to(tl.float32)
+        y_ = tl.load(y + row*stride_y_row + c, mask=live, other=0.).to(tl.float32)
+        g_ = tl.load(g + row*stride_g_row + c, mask=live, other=0.).to(tl.float32)
         r = tl.load(rstd + row*G + group, mask=row < R, other=0.)
         sigma = tl.sigmoid(a)
         n = y_*a*sigma*r
@@ -310,13 +310,13 @@ def gated_norm_backward_kernel(g, y, z, weight, rstd, dy, dz, partial, R, g_r, y
     tl.store(partial + pid//G*(G*d) + c, dw, mask=ok)
 
 # %% ../../nbs/17_fused.ipynb #5b0975bf
-def _tile(d):
+def _row_tile(d):
     "Block that covers d channels, and its warps: 16 numbers to a thread where it can be"
     BLOCK = next_power_of_2(d)
     return dict(BLOCK=BLOCK, num_warps=min(16, max(1, BLOCK//512)))
 
 # %% ../../nbs/17_fused.ipynb #ab039075
-def _rows_each(R): return next_power_of_2(min(16, cdiv(R, 512)))   # rows of a backward program: few partial sums, yet work for all
+def _rows_per_program(R): return next_power_of_2(min(16, cdiv(R, 512)))   # rows of a backward program: few partial sums, yet work for all
 
 # %% ../../nbs/17_fused.ipynb #78ec0358
 @torch.library.custom_op('elleci::gated_norm_forward', mutates_args=())
@@ -325,7 +325,7 @@ def gated_norm_forward(y:Tensor, z:Tensor, weight:Tensor, groups:int, eps:float)
     (R, D), out, rstd = y.shape, y.new_empty(y.shape), y.new_empty(len(y), groups, dtype=torch.float32)
     with torch.cuda.device_of(y):
         gated_norm_forward_kernel[(R*groups,)](y, z, weight, out, rstd, y.stride(0), z.stride(0), eps, D//groups,
-                                               G=groups, **_tile(D//groups))
+                                               G=groups, **_row_tile(D//groups))
     return out, rstd
 
 @gated_norm_forward.register_fake
@@ -335,36 +335,36 @@ def _(y, z, weight, groups, eps): return y.new_empty(y.shape), y.new_empty(len(y
 @torch.library.custom_op('elleci::gated_norm_backward', mutates_args=())
 def gated_norm_backward(g:Tensor, y:Tensor, z:Tensor, weight:Tensor, rstd:Tensor)->tuple[Tensor, Tensor, Tensor]:
     "The backward kernel on rows (R, D): gradients of y, z and of the weight (D,)"
-    (R, D), groups, rows = y.shape, rstd.shape[1], _rows_each(len(y))
+    (R, D), groups, rows = y.shape, rstd.shape[1], _rows_per_program(len(y))
     partial = y.new_empty(cdiv(R, rows), D, dtype=torch.float32)
     dy, dz = y.new_empty(y.shape), z.new_empty(z.shape)
     with torch.cuda.device_of(y):
         gated_norm_backward_kernel[(len(partial)*groups,)](g, y, z, weight, rstd, dy, dz, partial, R, g.stride(0), y.stride(0), z.stride(0),
-                                                           D//groups, G=groups, ROWS=rows, **_tile(D//groups))
+                                                           D//groups, G=groups, ROWS=rows, **_row_tile(D//groups))
     return dy, dz, partial.sum(0).to(weight.dtype)
 
 @gated_norm_backward.register_fake
 def _(g, y, z, weight, rstd): return y.new_empty(y.shape), z.new_empty(z.shape), weight.new_empty(weight.shape)
 
 # %% ../../nbs/17_fused.ipynb #5e19bc4a
-@scratch(torch.ops.elleci.gated_norm_backward.default, target='cuda')
-def _norm_scratch(g, y, z, weight, rstd):
+@declare_temporaries(torch.ops.elleci.gated_norm_backward.default, target='cuda')
+def _gated_norm_temporaries(g, y, z, weight, rstd):
     R, D = y.shape
-    return [4*cdiv(R, _rows_each(R))*D], [] if weight.dtype == torch.float32 else [4*D]
+    return [4*cdiv(R, _rows_per_program(R))*D], [] if weight.dtype == torch.float32 else [4*D]
 
 # %% ../../nbs/17_fused.ipynb #2bba08f1
 class _GatedNorm(torch.autograd.Function):
     "Gated RMSNorm of rows (R, D); saves its inputs and one fp32 number per row and group"
     @staticmethod
     def forward(ctx, y, z, weight, groups, eps, backend):
-        out, rstd = gated_norm_forward(y, z, weight, groups, eps) if backend == 'triton' else _norm(y, z, weight, groups, eps)
+        out, rstd = gated_norm_forward(y, z, weight, groups, eps) if backend == 'triton' else _gated_norm_torch(y, z, weight, groups, eps)
         ctx.save_for_backward(y, z, weight, rstd); ctx.backend = backend
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx, g):
-        grads = gated_norm_backward(_rows(g), *ctx.saved_tensors) if ctx.backend == 'triton' else _norm_backward(g, *ctx.saved_tensors)
+        grads = gated_norm_backward(_with_adjacent_channels(g), *ctx.saved_tensors) if ctx.backend == 'triton' else _gated_norm_backward_torch(g, *ctx.saved_tensors)
         return *grads, None, None, None
 
 # %% ../../nbs/17_fused.ipynb #aa49d293
@@ -378,22 +378,22 @@ def gated_rms_norm(
 )->Tensor: # (..., D) in y's dtype
     "RMSNorm of y·silu(z) within each group (Dao and Gu 2024, §7); statistics in fp32, keeps its inputs and 4 bytes per row and group"
     D, fits = y.shape[-1] if y.ndim else 0, lambda t, shape: t.shape == shape and t.device == y.device and t.is_floating_point()
-    if not y.is_floating_point() or not y.ndim: raise _misfit('y', y, 'floats of shape (..., D)')
-    if not fits(z, y.shape): raise _misfit('z', z, f'floats of shape {tuple(y.shape)} on {y.device}, as y')
-    if not fits(weight, (D,)): raise _misfit('weight', weight, f'floats of shape ({D},) on {y.device}')
+    if not y.is_floating_point() or not y.ndim: raise _tensor_error('y', y, 'floats of shape (..., D)')
+    if not fits(z, y.shape): raise _tensor_error('z', z, f'floats of shape {tuple(y.shape)} on {y.device}, as y')
+    if not fits(weight, (D,)): raise _tensor_error('weight', weight, f'floats of shape ({D},) on {y.device}')
     if groups < 1 or D % groups: raise UserError(f'groups is {groups}: give a divisor of D = {D}.')
     backend = pick_backend(backend, y) if y.numel() else 'torch'
     with full_precision(y):
-        return _GatedNorm.apply(_rows(y.reshape(-1, D)), _rows(z.reshape(-1, D)), weight.contiguous(), groups, eps, backend).view(y.shape)
+        return _GatedNorm.apply(_with_adjacent_channels(y.reshape(-1, D)), _with_adjacent_channels(z.reshape(-1, D)), weight.contiguous(), groups, eps, backend).view(y.shape)
 
 # %% ../../nbs/17_fused.ipynb #ddc70e4f
 def launches()->list: # (name, function without arguments)
     "What `elleci.kernels.proof.compile_report` compiles: recipe A's shapes on CPU tensors"
     found, new = [], torch.empty
     for dtype in (torch.bfloat16, torch.float32):
-        proj, wide, run = new(4, 1024, 8288, dtype=dtype), str(dtype)[6:], new(4, 1024, dtype=torch.int32)
+        proj, wide, doc_ids = new(4, 1024, 8288, dtype=dtype), str(dtype)[6:], new(4, 1024, dtype=torch.int32)
         g, y, z = new(4, 1024, 4128, dtype=dtype), new(4096, 4096, dtype=dtype), proj.flatten(0, 1)[:, :4096]
-        for docs, name in (None, wide), (run, f'documents {wide}'):
+        for docs, name in (None, wide), (doc_ids, f'documents {wide}'):
             inputs = proj[..., 4096:8224], new(4128, 4), new(4128), docs, None
             found += [(f'conv_silu {name}', lambda i=inputs: conv_silu_forward(*i)),
                       (f'conv_silu {name}', lambda i=inputs, g=g: conv_silu_backward(g, *i))]

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['EPS', 'rms_norm_torch', 'rms_norm_backward_torch', 'rms_norm_forward_kernel', 'rms_norm_backward_kernel',
            'silu_mul_forward_kernel', 'silu_mul_backward_kernel', 'row_tile', 'rms_norm_forward', 'rms_norm_backward',
-           'silu_mul_forward', 'silu_mul_backward', 'as_rows', 'misfit', 'rms_norm', 'silu_mul', 'launches']
+           'silu_mul_forward', 'silu_mul_backward', 'as_rows', 'tensor_error', 'rms_norm', 'silu_mul', 'launches']
 
 # %% ../../nbs/15_pointwise.ipynb #c668fb12
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from ..core import UserError, compute_dtype, full_precision
 from .proof import cdiv, jit, next_power_of_2, pick_backend, tl
-from ..memory.dryrun import scratch
+from ..memory.dryrun import declare_temporaries
 
 # %% ../../nbs/15_pointwise.ipynb #23698dcd
 EPS = 1e-5   # added to the mean square, so that a row of zeros stays zero
@@ -44,13 +44,13 @@ def rms_norm_backward_torch(
     return h.sub_(n.mul_(mean)).mul_(r).to(x.dtype), dw.to(weight.dtype)
 
 # %% ../../nbs/15_pointwise.ipynb #d6634c78
-def _gate(gate_up):
+def _silu_mul_torch(gate_up):
     "silu(gate)·up (R, F), from rows of gate and up side by side (R, 2F)"
     gate, up = gate_up.chunk(2, -1)
     return F.silu(gate)*up
 
 # %% ../../nbs/15_pointwise.ipynb #13f07019
-def _gate_backward(g, gate_up):
+def _silu_mul_backward_torch(g, gate_up):
     "Gradient of gate and up side by side (R, 2F)"
     gate, up = gate_up.chunk(2, -1)
     d = torch.empty_like(gate_up, memory_format=torch.contiguous_format)
@@ -60,13 +60,13 @@ def _gate_backward(g, gate_up):
 
 # %% ../../nbs/15_pointwise.ipynb #ea99211c
 @jit
-def rms_norm_forward_kernel(x, weight, out, rstd, x_r, eps, D, BLOCK: tl.constexpr):
+def rms_norm_forward_kernel(x, weight, out, rstd, stride_x_row, eps, D, BLOCK: tl.constexpr):
     "out = weight·x·r, r = (mean over D of x² + eps)^−½"
     # Grid: R programs, each one row of D ≤ BLOCK channels. Sum and products in fp32, out rounded once
     # Reads x once (weight stays in the cache); writes out once and 4 bytes a row of rstd. Oracle: rms_norm_naive in float64
     row, c = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     ok = c < D
-    x_ = tl.load(x + row*x_r + c, mask=ok, other=0.).to(tl.float32)
+    x_ = tl.load(x + row*stride_x_row + c, mask=ok, other=0.).to(tl.float32)
     w = tl.load(weight + c, mask=ok, other=0.).to(tl.float32)
     r = tl.rsqrt(tl.sum(x_*x_, 0)/D + eps)
     tl.store(out + row*D + c, (x_*r*w).to(out.dtype.element_ty), mask=ok)
@@ -74,20 +74,20 @@ def rms_norm_forward_kernel(x, weight, out, rstd, x_r, eps, D, BLOCK: tl.constex
 
 # %% ../../nbs/15_pointwise.ipynb #fdcdc719
 @jit
-def rms_norm_backward_kernel(g, x, weight, rstd, dx, partial, R, rows, g_r, x_r, D, BLOCK: tl.constexpr):
+def rms_norm_backward_kernel(g, x, weight, rstd, dx, partial, R, rows, stride_g_row, stride_x_row, D, BLOCK: tl.constexpr):
     "n = x·r, h = g·weight; dx = r(h − n·mean(h·n)), partial = Σ over the program's rows of g·n"
     # Grid: R/rows programs of `rows` neighbouring rows. Accumulator: BLOCK fp32 for the weight, added to in the order of the rows
     # Reads g and x once and rstd; writes dx once, and 4·D bytes a program for partial. Oracle: autograd of rms_norm_naive in float64
     pid, c = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     row, ok = pid*rows, c < D
     w, dw = tl.load(weight + c, mask=ok, other=0.).to(tl.float32), tl.zeros((BLOCK,), tl.float32)
-    next_x, next_g = tl.load(x + row*x_r + c, mask=ok, other=0.), tl.load(g + row*g_r + c, mask=ok, other=0.)
+    next_x, next_g = tl.load(x + row*stride_x_row + c, mask=ok, other=0.), tl.load(g + row*stride_g_row + c, mask=ok, other=0.)
     next_r = tl.load(rstd + row)
     for s in range(rows):
         n, g_, r = next_x.to(tl.float32)*next_r, next_g.to(tl.float32), next_r
         here, more = row < R, (s + 1 < rows) & (row + 1 < R)
-        next_x = tl.load(x + (row + 1)*x_r + c, mask=ok & more, other=0.)
-        next_g = tl.load(g + (row + 1)*g_r + c, mask=ok & more, other=0.)
+        next_x = tl.load(x + (row + 1)*stride_x_row + c, mask=ok & more, other=0.)
+        next_g = tl.load(g + (row + 1)*stride_g_row + c, mask=ok & more, other=0.)
         next_r = tl.load(rstd + row + 1, mask=more, other=0.)
         dw += g_*n
         h = g_*w
@@ -97,25 +97,25 @@ def rms_norm_backward_kernel(g, x, weight, rstd, dx, partial, R, rows, g_r, x_r,
 
 # %% ../../nbs/15_pointwise.ipynb #2a7d2990
 @jit
-def silu_mul_forward_kernel(gate_up, out, in_r, F, BLOCK: tl.constexpr):
+def silu_mul_forward_kernel(gate_up, out, stride_in_row, F, BLOCK: tl.constexpr):
     "out = silu(gate)·up, gate and up the halves of a row"
     # Grid: R × F/BLOCK programs, columns fastest. In fp32, rounded once. Reads gate_up once, writes out once. Oracle: silu_mul_naive in float64
     blocks, pid = tl.cdiv(F, BLOCK), tl.program_id(0)
     row, c = (pid//blocks).to(tl.int64), pid % blocks*BLOCK + tl.arange(0, BLOCK)
-    a = tl.load(gate_up + row*in_r + c, mask=c < F, other=0.).to(tl.float32)
-    u = tl.load(gate_up + row*in_r + F + c, mask=c < F, other=0.).to(tl.float32)
+    a = tl.load(gate_up + row*stride_in_row + c, mask=c < F, other=0.).to(tl.float32)
+    u = tl.load(gate_up + row*stride_in_row + F + c, mask=c < F, other=0.).to(tl.float32)
     tl.store(out + row*F + c, (a*tl.sigmoid(a)*u).to(out.dtype.element_ty), mask=c < F)
 
 # %% ../../nbs/15_pointwise.ipynb #085d188f
 @jit
-def silu_mul_backward_kernel(g, gate_up, d, g_r, in_r, F, BLOCK: tl.constexpr):
+def silu_mul_backward_kernel(g, gate_up, d, stride_g_row, stride_in_row, F, BLOCK: tl.constexpr):
     "d = (g·up·σ(1 + a(1 − σ)), g·a·σ) side by side, a the gate, σ = σ(a)"
     # Grid and arithmetic as forward. Reads g and gate_up once, writes d once. Oracle: autograd of silu_mul_naive in float64
     blocks, pid = tl.cdiv(F, BLOCK), tl.program_id(0)
     row, c = (pid//blocks).to(tl.int64), pid % blocks*BLOCK + tl.arange(0, BLOCK)
-    g_ = tl.load(g + row*g_r + c, mask=c < F, other=0.).to(tl.float32)
-    a = tl.load(gate_up + row*in_r + c, mask=c < F, other=0.).to(tl.float32)
-    u = tl.load(gate_up + row*in_r + F + c, mask=c < F, other=0.).to(tl.float32)
+    g_ = tl.load(g + row*stride_g_row + c, mask=c < F, other=0.).to(tl.float32)
+    a = tl.load(gate_up + row*stride_in_row + c, mask=c < F, other=0.).to(tl.float32)
+    u = tl.load(gate_up + row*stride_in_row + F + c, mask=c < F, other=0.).to(tl.float32)
     sigma = tl.sigmoid(a)
     tl.store(d + row*(2*F) + c, (g_*u*sigma*(1 + a*(1 - sigma))).to(d.dtype.element_ty), mask=c < F)
     tl.store(d + row*(2*F) + F + c, (g_*a*sigma).to(d.dtype.element_ty), mask=c < F)
@@ -123,14 +123,14 @@ def silu_mul_backward_kernel(g, gate_up, d, g_r, in_r, F, BLOCK: tl.constexpr):
 # %% ../../nbs/15_pointwise.ipynb #1b5a8626
 def row_tile(
     D:int,    # channels of a row
-    each:int, # numbers to a thread, where it can be
+    numbers_per_thread:int, # numbers to a thread, where it can be
 )->dict: # BLOCK, a power of two, and num_warps
     "The block that covers a row, and its warps"
     BLOCK = next_power_of_2(max(1, D))
-    return dict(BLOCK=BLOCK, num_warps=min(16, max(1, BLOCK//(32*each))))
+    return dict(BLOCK=BLOCK, num_warps=min(16, max(1, BLOCK//(32*numbers_per_thread))))
 
 # %% ../../nbs/15_pointwise.ipynb #6dbcf925
-def _rows_each(R, D): return cdiv(R, 256*max(1, 2048//next_power_of_2(D)))   # rows of a backward program
+def _rows_per_program(R, D): return cdiv(R, 256*max(1, 2048//next_power_of_2(D)))   # rows of a backward program
 
 # %% ../../nbs/15_pointwise.ipynb #1fd6974d
 @torch.library.custom_op('elleci::rms_norm_forward', mutates_args=())
@@ -148,7 +148,7 @@ def _(x, weight, eps): return x.new_empty(x.shape), x.new_empty(len(x), 1, dtype
 @torch.library.custom_op('elleci::rms_norm_backward', mutates_args=())
 def rms_norm_backward(g:Tensor, x:Tensor, weight:Tensor, rstd:Tensor)->tuple[Tensor, Tensor]:
     "The backward kernel on rows (R, D): gradients of x and of the weight (D,)"
-    (R, D), rows = x.shape, _rows_each(*x.shape)
+    (R, D), rows = x.shape, _rows_per_program(*x.shape)
     partial, dx = x.new_empty(cdiv(R, rows), D, dtype=torch.float32), x.new_empty(x.shape)
     with torch.cuda.device_of(x):
         rms_norm_backward_kernel[(len(partial),)](g, x, weight, rstd, dx, partial, R, rows, g.stride(0), x.stride(0), D, **row_tile(D, 8))
@@ -158,10 +158,10 @@ def rms_norm_backward(g:Tensor, x:Tensor, weight:Tensor, rstd:Tensor)->tuple[Ten
 def _(g, x, weight, rstd): return x.new_empty(x.shape), weight.new_empty(weight.shape)
 
 # %% ../../nbs/15_pointwise.ipynb #c913b8ca
-@scratch(torch.ops.elleci.rms_norm_backward.default, target='cuda')
-def _norm_scratch(g, x, weight, rstd):
+@declare_temporaries(torch.ops.elleci.rms_norm_backward.default, target='cuda')
+def _rms_norm_temporaries(g, x, weight, rstd):
     R, D = x.shape
-    return [4*D*cdiv(R, _rows_each(R, D))], [] if weight.dtype == torch.float32 else [4*D]
+    return [4*D*cdiv(R, _rows_per_program(R, D))], [] if weight.dtype == torch.float32 else [4*D]
 
 # %% ../../nbs/15_pointwise.ipynb #17800257
 @torch.library.custom_op('elleci::silu_mul_forward', mutates_args=())
@@ -211,13 +211,13 @@ def as_rows(
     return t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous()
 
 # %% ../../nbs/15_pointwise.ipynb #e66e8a27
-def misfit(
+def tensor_error(
     name:str,   # of an argument
     t:Tensor,   # what it was
-    wanted:str, # what it may be
+    expected:str, # what it may be
 )->UserError: # to be raised
     "Says of a tensor what it is and what is needed"
-    return UserError(f'{name} is {str(t.dtype)[6:]} of shape {tuple(t.shape)} on {t.device}: give {wanted}.')
+    return UserError(f'{name} is {str(t.dtype)[6:]} of shape {tuple(t.shape)} on {t.device}: give {expected}.')
 
 # %% ../../nbs/15_pointwise.ipynb #cea9e265
 def rms_norm(
@@ -227,9 +227,9 @@ def rms_norm(
     backend:str='auto', # 'torch', 'triton'; 'auto': Triton on a GPU
 )->Tensor: # (…, D) in x's dtype
     "RMSNorm (Zhang and Sennrich 2019, eq. 4); statistics in fp32, keeps its inputs and 4 bytes a row"
-    if not x.ndim or not x.is_floating_point(): raise misfit('x', x, 'floats of shape (…, D)')
+    if not x.ndim or not x.is_floating_point(): raise tensor_error('x', x, 'floats of shape (…, D)')
     if weight.shape != x.shape[-1:] or weight.device != x.device or not weight.is_floating_point():
-        raise misfit('weight', weight, f'floats of shape ({x.shape[-1]},) on {x.device}')
+        raise tensor_error('weight', weight, f'floats of shape ({x.shape[-1]},) on {x.device}')
     backend = pick_backend(backend, x) if x.numel() else 'torch'
     with full_precision(x): return _RMSNorm.apply(as_rows(x), weight.contiguous(), eps, backend).view(x.shape)
 
@@ -239,13 +239,13 @@ class _SiluMul(torch.autograd.Function):
     @staticmethod
     def forward(ctx, gate_up, backend):
         ctx.save_for_backward(gate_up); ctx.backend = backend
-        return silu_mul_forward(gate_up) if backend == 'triton' else _gate(gate_up)
+        return silu_mul_forward(gate_up) if backend == 'triton' else _silu_mul_torch(gate_up)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, g):
         gate_up, = ctx.saved_tensors
-        return silu_mul_backward(as_rows(g), gate_up) if ctx.backend == 'triton' else _gate_backward(g, gate_up), None
+        return silu_mul_backward(as_rows(g), gate_up) if ctx.backend == 'triton' else _silu_mul_backward_torch(g, gate_up), None
 
 # %% ../../nbs/15_pointwise.ipynb #468fe287
 def silu_mul(
@@ -254,7 +254,7 @@ def silu_mul(
 )->Tensor: # (…, F)
     "silu(gate)·up, the gate of SwiGLU (Shazeer 2020, eq. 6); keeps its input and nothing else"
     if not gate_up.ndim or gate_up.shape[-1] % 2 or not gate_up.is_floating_point():
-        raise misfit('gate_up', gate_up, 'floats of shape (…, 2F): gate and up side by side')
+        raise tensor_error('gate_up', gate_up, 'floats of shape (…, 2F): gate and up side by side')
     backend = pick_backend(backend, gate_up) if gate_up.numel() else 'torch'
     return _SiluMul.apply(as_rows(gate_up), backend).view(*gate_up.shape[:-1], gate_up.shape[-1]//2)
 

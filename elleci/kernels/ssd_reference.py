@@ -9,7 +9,7 @@ __all__ = ['ssd_recurrent', 'block_decays', 'scan_states', 'ssd_chunked', 'ssd_s
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from ..core import UserError, compute_dtype, document_runs, full_precision
+from ..core import UserError, compute_dtype, document_ids, full_precision
 
 # %% ../../nbs/20_ssd.ipynb #a458c7e6
 def ssd_recurrent(
@@ -41,49 +41,49 @@ def ssd_recurrent(
 # %% ../../nbs/20_ssd.ipynb #63b69aed
 def block_decays(
     log_a:Tensor,  # (..., Q, H) logarithms of the decays, ≤ 0
-    run:Tensor,    # (..., Q) document runs
-    before:Tensor, # (...) run of the step before the block
+    doc_ids:Tensor,    # (..., Q) document ids
+    previous_doc:Tensor, # (...) document id of the step before the block
     dtype:torch.dtype=torch.float32, # of the decays
 )->tuple[Tensor, Tensor, Tensor]: # L (..., H, Q, Q), entering (..., Q, H), both in dtype; total (..., H) in float64
     "Decays from step to step, from the entering state to each step, and the log of the whole; zero across documents"
-    same = (run[..., :, None] == run[..., None, :]).tril()
+    same = (doc_ids[..., :, None] == doc_ids[..., None, :]).tril()
     s = same.double() @ log_a.double()                                  # running sums that restart with each document
     sT = s.mT
     L = torch.exp((sT[..., :, None] - sT[..., None, :]).to(dtype).masked_fill(~same[..., None, :, :], -torch.inf))
-    entering = torch.exp(s.to(dtype).masked_fill((run != before[..., None])[..., None], -torch.inf))
+    entering = torch.exp(s.to(dtype).masked_fill((doc_ids != previous_doc[..., None])[..., None], -torch.inf))
     return L, entering, s[..., -1, :]
 
 # %% ../../nbs/20_ssd.ipynb #7b145574
 def scan_states(
     u:Tensor,     # (B, C, H, K) what each of C chunks adds, states flattened to K
     log_a:Tensor, # (B, C, H) log decay of each chunk, in float64 as `block_decays` gives it
-    run:Tensor,   # (B, C) document run at the end of each chunk
+    doc_ids:Tensor,   # (B, C) document id at the end of each chunk
     width:int=64, # longest sequence treated as one matrix
 )->Tensor: # (B, C, H, K) the state after each chunk
-    "h[c] = exp(log_a[c])·h[c−1] + u[c] for all c at once; h[c−1] counts as zero where the run changes"
+    "h[c] = exp(log_a[c])·h[c−1] + u[c] for all c at once; h[c−1] counts as zero where the document changes"
     n = u.shape[1]
-    if n <= width: return torch.einsum('bhij,bjhk->bihk', block_decays(log_a, run, run[:, 0], u.dtype)[0], u)
+    if n <= width: return torch.einsum('bhij,bjhk->bihk', block_decays(log_a, doc_ids, doc_ids[:, 0], u.dtype)[0], u)
     pad = -n % width
     u, log_a = (F.pad(t, (0, 0)*(t.ndim - 2) + (0, pad)) for t in (u, log_a))
-    run = torch.cat([run, run[:, -1:].expand(-1, pad)], 1)
-    u, log_a, run = (t.unflatten(1, (-1, width)) for t in (u, log_a, run))
-    before = torch.cat([run[:, :1, 0], run[:, :-1, -1]], 1)
-    L, entering, total = block_decays(log_a, run, before, u.dtype)
+    doc_ids = torch.cat([doc_ids, doc_ids[:, -1:].expand(-1, pad)], 1)
+    u, log_a, doc_ids = (t.unflatten(1, (-1, width)) for t in (u, log_a, doc_ids))
+    before = torch.cat([doc_ids[:, :1, 0], doc_ids[:, :-1, -1]], 1)
+    L, entering, total = block_decays(log_a, doc_ids, before, u.dtype)
     h = torch.einsum('bchij,bcjhk->bcihk', L, u)
-    ends = scan_states(h[:, :, -1], total, run[:, :, -1], width)
+    ends = scan_states(h[:, :, -1], total, doc_ids[:, :, -1], width)
     came = F.pad(ends[:, :-1], (0, 0, 0, 0, 1, 0))                      # nothing enters the first block
     return (h + entering[..., None]*came[:, :, None]).flatten(1, 2)[:, :n]
 
 # %% ../../nbs/20_ssd.ipynb #9a010718
 def _check_shapes(x, dt, A, B, C, D=None, initial_state=None, seq_idx=None):
     "Refuse shapes that do not belong together"
-    said = ', '.join(f'{n} {tuple(t.shape)}' for n, t in locals().items() if t is not None)
+    shapes = ', '.join(f'{n} {tuple(t.shape)}' for n, t in locals().items() if t is not None)
     fits = x.ndim == 4 and B.ndim == 4 and x.shape[1] > 0 and x.shape[2] % max(B.shape[2], 1) == 0
     if fits:
         (b, T, H, P), (G, N) = x.shape, B.shape[2:]
         wanted = [(dt, (b, T, H)), (A, (H,)), (B, (b, T, G, N)), (C, (b, T, G, N)), (D, (H,)), (initial_state, (b, H, P, N)), (seq_idx, (b, T))]
         fits = all(t is None or t.shape == shape for t, shape in wanted)
-    if not fits: raise UserError(f'{said} do not fit: give x (B,T,H,P) with T ≥ 1, dt (B,T,H), A and D (H,), B and C (B,T,G,N) with G a '
+    if not fits: raise UserError(f'{shapes} do not fit: give x (B,T,H,P) with T ≥ 1, dt (B,T,H), A and D (H,), B and C (B,T,G,N) with G a '
                                  'divisor of H, initial_state (B,H,P,N), seq_idx (B,T).')
 
 # %% ../../nbs/20_ssd.ipynb #5ae0121c
@@ -110,13 +110,13 @@ def ssd_chunked(
     "SSD in chunks, with no loop over time or chunks; computes in fp32, float64 for float64 (Dao and Gu 2024, §6)"
     _check_shapes(x, dt, A, B, C, D, initial_state, seq_idx)
     (b, T, H, P), (G, N), Q, ct = x.shape, B.shape[2:], min(chunk_size, x.shape[1]), compute_dtype(x)
-    run = x.new_zeros(b, T, dtype=torch.long) if seq_idx is None else document_runs(seq_idx)
-    run = torch.cat([run, run[:, -1:].expand(-1, -T % Q)], 1).unflatten(1, (-1, Q))
-    first, last = run[:, :1, 0], run[..., -1]                                          # run before the row; at each chunk's end
+    doc_ids = x.new_zeros(b, T, dtype=torch.long) if seq_idx is None else document_ids(seq_idx)
+    doc_ids = torch.cat([doc_ids, doc_ids[:, -1:].expand(-1, -T % Q)], 1).unflatten(1, (-1, Q))
+    first, last = doc_ids[:, :1, 0], doc_ids[..., -1]                                          # document before the row; at each chunk's end
     with full_precision(x):
         xc, dtc, Bc, Cc = (_chunks(t.to(ct), Q) for t in (x, dt, B, C))
         xdt = (xc*dtc[..., None]).unflatten(3, (G, H//G))                              # (B, C, Q, G, H/G, P)
-        L, entering, total = block_decays(dtc*A.to(ct), run, torch.cat([first, last[:, :-1]], 1), ct)
+        L, entering, total = block_decays(dtc*A.to(ct), doc_ids, torch.cat([first, last[:, :-1]], 1), ct)
         L = L.unflatten(2, (G, H//G))                                                  # (B, C, G, H/G, Q, Q)
         scores = torch.einsum('bcign,bcjgn->bcgij', Cc, Bc)
         y = torch.einsum('bcgrij,bcjgrp->bcigrp', scores[:, :, :, None]*L, xdt)        # 1. inside

@@ -9,10 +9,10 @@ __all__ = ['document_positions', 'document_mask', 'attention', 'rope_angles', 'r
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from ..core import UserError, compute_dtype, document_runs
+from ..core import UserError, compute_dtype, document_ids
 
 # %% ../../nbs/30_attention.ipynb #994defba
-def _widen(
+def _pad_heads(
     x:Tensor, # (B, T, H, P)
     P:int,    # width wanted, at least x's
 )->Tensor: # (B, T, H, P)
@@ -24,19 +24,19 @@ def document_positions(
     seq_idx:Tensor, # (B, T) integers, a new document starts wherever they change
 )->Tensor: # (B, T) int64, position inside the token's own document
     "Positions that restart at 0 with each document"
-    runs = document_runs(seq_idx)
-    return torch.arange(seq_idx.shape[1], device=seq_idx.device) - torch.searchsorted(runs, runs)
+    doc_ids = document_ids(seq_idx)
+    return torch.arange(seq_idx.shape[1], device=seq_idx.device) - torch.searchsorted(doc_ids, doc_ids)
 
 # %% ../../nbs/30_attention.ipynb #7e9841da
 def document_mask(
     seq_idx:Tensor, # (B, T) integers, a new document starts wherever they change
 )->Tensor: # (B, 1, T, T) bool, True where query (row) may see key (column)
     "Causal, and within one document"
-    runs = document_runs(seq_idx)
-    return (runs[:, :, None] == runs[:, None]).tril_()[:, None]
+    doc_ids = document_ids(seq_idx)
+    return (doc_ids[:, :, None] == doc_ids[:, None]).tril_()[:, None]
 
 # %% ../../nbs/30_attention.ipynb #f3d063df
-def _mask(
+def _attention_mask(
     seq_idx:Tensor|None, # (B, T) documents
     Tq:int,              # queries: the last Tq positions
     T:int,               # keys
@@ -59,8 +59,8 @@ def attention(
     if Tq > T: raise UserError(f'{Tq} queries were given for {T} keys: give at least as many keys, the queries are their last positions.')
     if seq_idx is not None and seq_idx.shape != (B, T):
         raise UserError(f'seq_idx has shape {tuple(seq_idx.shape)}: give one document number per key, ({B}, {T}).')
-    mask = _mask(seq_idx, Tq, T, q.device)
-    q, k, v = (_widen(t, max(P, Pv)).transpose(1, 2) for t in (q, k, v))
+    mask = _attention_mask(seq_idx, Tq, T, q.device)
+    q, k, v = (_pad_heads(t, max(P, Pv)).transpose(1, 2) for t in (q, k, v))
     scale = P**-.5 if scale is None else scale
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None and Tq == T, scale=scale)
     return out.transpose(1, 2)[..., :Pv]

@@ -10,7 +10,7 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from ..core import UserError, compute_dtype, document_runs
+from ..core import UserError, compute_dtype, document_ids
 from ..config import ModelConfig
 from ..kernels.fused import conv_silu, gated_rms_norm
 from ..kernels.ssd import ssd, ssd_decode
@@ -58,7 +58,7 @@ def check_cache(
         raise UserError(f'The cache holds {start} of {room} tokens and was given {T} more: make it with max_len of {start + T} or more.')
 
 # %% ../../nbs/22_mamba2.ipynb #0edaa0e2
-def _window(cache, xBC, seq_idx):
+def _slide_window(cache, xBC, seq_idx):
     "The convolution's window before xBC (None without a cache), slid on to its end"
     if cache is None: return None
     check_cache(cache, xBC, seq_idx)
@@ -88,7 +88,7 @@ class Mamba2(KeepsFp32):
         self.out_proj = linear(cfg.d_inner, cfg.d_model, bias=False)
         self.norm = GatedRMSNorm(cfg.d_inner, cfg.ngroups)
         own = dict(conv_weight=(cfg.conv_dim, cfg.d_conv), conv_bias=(cfg.conv_dim,), A_log=(H,), dt_bias=(H,), D=(H,))
-        for name, shape in own.items(): setattr(self, name, self.kept(*shape))
+        for name, shape in own.items(): setattr(self, name, self.fp32_parameter(*shape))
         self.reset_parameters()
 
     @torch.no_grad()
@@ -107,8 +107,8 @@ class Mamba2(KeepsFp32):
     )->Tensor: # (B, T, D)
         c = self.cfg
         z, xBC, dt = project(x, norm, self.in_proj)[0].split([c.d_inner, c.conv_dim, c.n_ssm_heads], -1)
-        if seq_idx is not None: seq_idx = document_runs(seq_idx)
-        u = conv_silu(xBC, self.conv_weight, self.conv_bias, seq_idx, _window(cache, xBC, seq_idx))
+        if seq_idx is not None: seq_idx = document_ids(seq_idx)
+        u = conv_silu(xBC, self.conv_weight, self.conv_bias, seq_idx, _slide_window(cache, xBC, seq_idx))
         v, B, C = u.split([c.d_inner, c.ngroups*c.d_state, c.ngroups*c.d_state], -1)
         dt = F.softplus(dt.to(compute_dtype(dt)) + self.dt_bias)
         y = _scan(cache, v.unflatten(-1, (-1, c.headdim)), dt, -self.A_log.exp(), *(t.unflatten(-1, (c.ngroups, -1)) for t in (B, C)),

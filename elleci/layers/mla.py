@@ -15,7 +15,7 @@ from .mamba2 import check_cache
 from .norm import RMSNorm, project
 
 # %% ../../nbs/31_mla.ipynb #e5052ae1
-def _absorbed(
+def _absorbed_attention(
     q_nope:Tensor, # (B, T, H, nope) queries of the last T of S positions
     q_rope:Tensor, # (B, T, H, rope) rotated
     latent:Tensor, # (B, S, r)
@@ -41,7 +41,7 @@ def _operands(
     return linear.operands(x) if hasattr(linear, 'operands') else (x, linear.weight)
 
 # %% ../../nbs/31_mla.ipynb #6d558636
-def _extend(
+def _append_to_cache(
     cache:dict,    # latent (B, max_len, r), k_rope (B, max_len, rope), length; updated in place
     latent:Tensor, # (B, T, r) of the new tokens
     k_rope:Tensor, # (B, T, rope) of the new tokens
@@ -64,7 +64,7 @@ def _positions(
     return document_positions(seq_idx)
 
 # %% ../../nbs/31_mla.ipynb #66d23a76
-def _expand(
+def _expanded_attention(
     m:nn.Module,   # an `MLA`
     q_nope:Tensor, # (B, T, H, nope)
     q_rope:Tensor, # (B, T, H, rope) rotated
@@ -79,7 +79,7 @@ def _expand(
     return attention(torch.cat([q_nope, q_rope], -1), k, v.contiguous(), seq_idx)
 
 # %% ../../nbs/31_mla.ipynb #e799ceba
-def _continue(
+def _decode_attention(
     m:nn.Module,   # an `MLA`
     q_nope:Tensor, # (B, T, H, nope) queries of the last T of S positions
     q_rope:Tensor, # (B, T, H, rope) rotated
@@ -90,7 +90,7 @@ def _continue(
     c, (latent, w) = m.cfg, _operands(m.kv_up, latent)
     dtype, scale = torch.promote_types(latent.dtype, w.dtype), (c.qk_nope_head_dim + c.qk_rope_head_dim)**-.5
     w_uk, w_uv = w.unflatten(0, (c.n_attn_heads, -1)).split([c.qk_nope_head_dim, c.v_head_dim], 1)
-    return _absorbed(*(t.to(dtype) for t in (q_nope, q_rope, latent, k_rope, w_uk, w_uv)), scale).to(q_nope.dtype)
+    return _absorbed_attention(*(t.to(dtype) for t in (q_nope, q_rope, latent, k_rope, w_uk, w_uv)), scale).to(q_nope.dtype)
 
 # %% ../../nbs/31_mla.ipynb #72a9b91b
 class MLA(nn.Module):
@@ -124,8 +124,8 @@ class MLA(nn.Module):
         latent, k_rope = latent.split([c.kv_lora_rank, c.qk_rope_head_dim], -1)
         q_rope, k_rope = rope(q_rope, positions, c.rope_theta), rope(k_rope[:, :, None], positions, c.rope_theta)[:, :, 0]
         latent = self.norm(latent)
-        both = (latent, k_rope) if cache is None else _extend(cache, latent, k_rope)
-        out = _continue(self, q_nope, q_rope, *both) if past else _expand(self, q_nope, q_rope, latent, k_rope, seq_idx)
+        both = (latent, k_rope) if cache is None else _append_to_cache(cache, latent, k_rope)
+        out = _decode_attention(self, q_nope, q_rope, *both) if past else _expanded_attention(self, q_nope, q_rope, latent, k_rope, seq_idx)
         return self.o_proj(out.flatten(-2))
 
     def new_cache(self, batch, max_len, dtype=None, device=None):

@@ -14,13 +14,13 @@ from ..kernels.pointwise import rms_norm
 class KeepsFp32(nn.Module):
     "A module whose own parameters stay in fp32 (or float64) when it is cast to bf16 or fp16; its children are cast"
     def _apply(self, fn, recurse=True):
-        def kept(t):
+        def keep_fp32(t):
             out = fn(t)
             return t.to(out.device) if out.dtype in (torch.bfloat16, torch.float16) else out
         for child in self.children() if recurse else (): child._apply(fn)
-        return super()._apply(kept, recurse=False)
+        return super()._apply(keep_fp32, recurse=False)
 
-    def kept(self,
+    def fp32_parameter(self,
         *shape:int,
     )->nn.Parameter: # uninitialised, fp32 or wider
         "A parameter that stays in fp32"
@@ -33,7 +33,7 @@ class RMSNorm(KeepsFp32):
         dim:int, # D
     ):
         super().__init__()
-        self.weight = self.kept(dim)
+        self.weight = self.fp32_parameter(dim)
         self.reset_parameters()
 
     def reset_parameters(self): nn.init.ones_(self.weight)
@@ -47,10 +47,10 @@ class RMSNorm(KeepsFp32):
 def project(
     x:Tensor, # (…, d_in)
     norm:nn.Module|None, # an `RMSNorm`, or none
-    *linears:nn.Module, # layers that read the same; those that say `takes_norm` are called as linear(x, norm)
+    *linears:nn.Module, # layers that read the same; those that say `fuses_norm` are called as linear(x, norm)
 )->list: # linear(norm(x)) of each
     "Linear layers behind a norm"
     plain = type(norm) is RMSNorm and not (norm._forward_hooks or norm._forward_pre_hooks)        # another norm, or a watched one, is called
-    if plain and all(getattr(l, 'takes_norm', False) for l in linears): return [l(x, norm) for l in linears]
+    if plain and all(getattr(l, 'fuses_norm', False) for l in linears): return [l(x, norm) for l in linears]
     x = x if norm is None else norm(x)
     return [l(x) for l in linears]

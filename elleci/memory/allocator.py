@@ -21,7 +21,7 @@ FREE, LIVE, PENDING, UNMAPPED = 'inactive', 'active_allocated', 'active_pending_
 # %% ../../nbs/12_allocator.ipynb #9b6a889c
 class Block:
     "A stretch of addresses in one segment, linked to its neighbours"
-    __slots__ = 'addr', 'size', 'pool', 'state', 'requested', 'shared', 'prev', 'next'
+    __slots__ = 'addr', 'size', 'pool', 'state', 'requested', 'used_by_other_streams', 'prev', 'next'
     def __init__(self,
         addr:int,   # first address
         size:int,   # bytes
@@ -30,7 +30,7 @@ class Block:
         next=None,  # right neighbour
     ):
         self.addr, self.size, self.pool, self.prev, self.next = addr, size, pool, prev, next
-        self.state, self.requested, self.shared = FREE, 0, False
+        self.state, self.requested, self.used_by_other_streams = FREE, 0, False
         if prev is not None: prev.next = self
         if next is not None: next.prev = self
 
@@ -86,12 +86,12 @@ class CachingAllocator:
 
     def __init__(self,
         capacity:int|None=None, # bytes that the card has for segments; None: no limit
-        place=None,             # function: bytes of a fresh segment → its address
+        choose_address=None,             # function: bytes of a fresh segment → its address
     ):
         if capacity is not None and not (isinstance(capacity, int | float | np.integer) and 0 <= capacity < np.inf):
             raise UserError(f'capacity is {capacity!r}: give bytes, 0 or more, or None for no limit.')
-        self.capacity, self.place, self.end = None if capacity is None else int(capacity), place or self._next_address, 0
-        self.pools, self.heads, self.live, self.waiting = {}, {}, {}, []
+        self.capacity, self.choose_address, self.end = None if capacity is None else int(capacity), choose_address or self._next_address, 0
+        self.pools, self.segment_heads, self.live, self.pending_frees = {}, {}, {}, []
         self.allocated = self.requested = self.reserved = self.peak_reserved = self.n_mallocs = self.n_retries = 0
 
     def malloc(self,
@@ -102,8 +102,8 @@ class CachingAllocator:
         if nbytes == 0: return 0
         if nbytes < 0: raise UserError(f'An allocation of {nbytes} bytes was asked for: give 0 or more.')
         size = -(-nbytes//self.ROUND)*self.ROUND
-        pool = self.pools.get((size <= self.SMALL, stream)) or self._pool(size <= self.SMALL, stream)
-        return self._hand_out(self._fit(pool, size) or self._grow(pool, size) or self._retry(pool, size), size, nbytes)
+        pool = self.pools.get((size <= self.SMALL, stream)) or self._get_pool(size <= self.SMALL, stream)
+        return self._alloc_found_block(self._get_free_block(pool, size) or self._alloc_block(pool, size) or self._retry(pool, size), size, nbytes)
 
     def free(self,
         addr:int, # from `malloc`
@@ -113,24 +113,24 @@ class CachingAllocator:
         block = self.live.pop(addr, None)
         if block is None: raise UserError(f'Address {addr} is freed but not allocated: free each address once.')
         self.allocated -= block.size
-        if block.shared: block.state = PENDING; self.waiting.append(block)
-        else: self._recycle(block)
+        if block.used_by_other_streams: block.state = PENDING; self.pending_frees.append(block)
+        else: self._free_block(block)
 
     def record_stream(self, addr, stream):
         "Note that kernels on `stream` use the block at `addr` too"
-        if addr in self.live and stream != self.live[addr].pool.stream: self.live[addr].shared = True
+        if addr in self.live and stream != self.live[addr].pool.stream: self.live[addr].used_by_other_streams = True
 
     def synchronize(self):
         "Let all streams finish: what waited for them is free now"
-        for block in self.waiting: self._recycle(block)
-        self.waiting = []
+        for block in self.pending_frees: self._free_block(block)
+        self.pending_frees = []
 
     def empty_cache(self):
         "Return to the driver what nobody uses; the addresses freed, in order"
         self.synchronize()
-        return [addr for _, pool in sorted(self.pools.items()) for addr in self._release(pool)]
+        return [addr for _, pool in sorted(self.pools.items()) for addr in self._release_cached_blocks(pool)]
 
-    def _pool(self, small, stream):
+    def _get_pool(self, small, stream):
         page, rest = (self.SMALL_SEGMENT, self.SMALL_REST) if small else (self.LARGE_SEGMENT, self.LARGE_REST)
         return self.pools.setdefault((small, stream), Pool(small, stream, page, rest))
 
@@ -139,47 +139,47 @@ class CachingAllocator:
         self.end = -(-(addr + nbytes)//self.LARGE_SEGMENT)*self.LARGE_SEGMENT
         return addr
 
-    def _fit(self, pool, size):
+    def _get_free_block(self, pool, size):
         i = bisect_left(pool.free, (size,))
         return pool.free.pop(i)[2] if i < len(pool.free) else None
 
-    def _hand_out(self, block, size, nbytes):
+    def _alloc_found_block(self, block, size, nbytes):
         if block.size - size >= block.pool.min_rest: block.pool.add(block.split(size))
         block.state, block.requested = LIVE, nbytes
         self.live[block.addr] = block
         self.allocated += block.size; self.requested += nbytes
         return block.addr
 
-    def _recycle(self, block):
+    def _free_block(self, block):
         self.requested -= block.requested
-        block.state, block.requested, block.shared = FREE, 0, False
+        block.state, block.requested, block.used_by_other_streams = FREE, 0, False
         block.pool.merge(block)
 
-    def _take(self, nbytes):
+    def _reserve(self, nbytes):
         if self.capacity is not None and self.reserved + nbytes > self.capacity: return False
         self.reserved += nbytes; self.n_mallocs += 1
         self.peak_reserved = max(self.peak_reserved, self.reserved)
         return True
 
-    def _grow(self, pool, size):
+    def _alloc_block(self, pool, size):
         nbytes = pool.page if size < self.MEDIUM else -(-size//self.SEGMENT_ROUND)*self.SEGMENT_ROUND
-        if not self._take(nbytes): return None
-        addr = self.place(nbytes)
-        block = self.heads[addr] = Block(addr, nbytes, pool)
+        if not self._reserve(nbytes): return None
+        addr = self.choose_address(nbytes)
+        block = self.segment_heads[addr] = Block(addr, nbytes, pool)
         return block
 
     def _retry(self, pool, size):
         self.empty_cache(); self.n_retries += 1
-        block = self._grow(pool, size)
+        block = self._alloc_block(pool, size)
         if block is not None: return block
         held = f'{fmt_bytes(self.reserved)} reserved, {fmt_bytes(self.allocated)} of it allocated'
         raise OutOfMemory(f'Out of memory: {fmt_bytes(size)} wanted, {held}, limit {fmt_bytes(self.capacity)}: use a smaller batch or '
                           'recompute activations, or expandable segments if much is reserved and not allocated.')
 
-    def _release(self, pool):
+    def _release_cached_blocks(self, pool):
         whole = [block for _, _, block in pool.free if block.prev is None and block.next is None]
         for block in whole:
-            pool.remove(block); del self.heads[block.addr]
+            pool.remove(block); del self.segment_heads[block.addr]
             self.reserved -= block.size
         return [block.addr for block in whole]
 
@@ -189,8 +189,8 @@ def snapshot(
 )->list: # of dicts `address total_size segment_type stream blocks`; a block is [size, state, requested]; bytes
     "The segments, by address, in the schema of `torch.cuda.memory_snapshot` (its blocks as lists)"
     segments = []
-    for addr in sorted(allocator.heads):
-        block, new = allocator.heads[addr], True
+    for addr in sorted(allocator.segment_heads):
+        block, new = allocator.segment_heads[addr], True
         while block is not None:
             if new and block.state is not UNMAPPED:
                 segments.append(dict(address=block.addr, total_size=0, segment_type='small' if block.pool.small else 'large',
@@ -216,7 +216,7 @@ class Replay:
     segments:list         # at the end, see `snapshot`
 
 # %% ../../nbs/12_allocator.ipynb #bf356149
-def _request(i, event):
+def _allocation_request(i, event):
     "(bytes, stream) of the allocation that is event `i`"
     n, stream = event[2] if len(event) > 2 else None, event[3] if len(event) > 3 else 0
     if isinstance(n, np.integer): n = int(n)                        # numpy's would overflow
@@ -235,7 +235,7 @@ def _events(a, events):
         except TypeError: raise UserError(f'Event {i} has the key {key!r:.80}: give a number or a string.') from None
         if action == 'a':
             if key in addrs: raise UserError(f'Event {i} allocates {key!r}, which is alive: free it first or use another key.')
-            try: addrs[key] = a.malloc(*_request(i, event))
+            try: addrs[key] = a.malloc(*_allocation_request(i, event))
             except OutOfMemory as e: raise OutOfMemory(f'Event {i}: {e}') from None
             if a.reserved >= 2**63: raise UserError(f'Event {i} brings what is held to 2⁶³ bytes or more: give sizes in bytes.')
         elif action == 'f':
@@ -265,42 +265,42 @@ class ExpandableAllocator(CachingAllocator):
     LARGE_REST = 512
     SPAN = 2**40                                 # addresses of a segment where there is no limit; with one: 9/8 of it
 
-    def _fit(self, pool, size):
+    def _get_free_block(self, pool, size):
         free, i = pool.free, bisect_left(pool.free, (size,))
         if i == len(free): return None
-        while i + 1 < len(free) and self._could_be(free[i+1][2]) < self._could_be(free[i][2]): i += 1
+        while i + 1 < len(free) and self._expandable_size(free[i+1][2]) < self._expandable_size(free[i][2]): i += 1
         return free.pop(i)[2]
 
-    def _could_be(self, block):
+    def _expandable_size(self, block):
         return block.size + (block.next.size if block.next is not None and block.next.state is UNMAPPED else 0)
 
-    def _grow(self, pool, size):
-        block = self._room(pool, size)
-        if block.state is UNMAPPED: block = self._map(block, min(size, block.size))
-        while block is not None and block.size < size: block = self._map(block.next, min(size - block.size, block.next.size))
+    def _alloc_block(self, pool, size):
+        block = self._find_expandable_block(pool, size)
+        if block.state is UNMAPPED: block = self._map_block(block, min(size, block.size))
+        while block is not None and block.size < size: block = self._map_block(block.next, min(size - block.size, block.next.size))
         if block is not None: pool.remove(block)
         return block
 
-    def _room(self, pool, size):
+    def _find_expandable_block(self, pool, size):
         for _, block in pool.unmapped:
             if block.prev is not None and block.prev.state is FREE: block = block.prev
             room, b = 0, block
             while room < size and b is not None and b.state in (FREE, UNMAPPED): room, b = room + b.size, b.next
             if room >= size: return block
         span = max(size, self.SPAN if self.capacity is None else self.capacity*9//8)
-        block = Block(self.place(span := -(-span//pool.page)*pool.page), span, pool)
-        block.state = UNMAPPED; self.heads[block.addr] = block; pool.add(block)
+        block = Block(self.choose_address(span := -(-span//pool.page)*pool.page), span, pool)
+        block.state = UNMAPPED; self.segment_heads[block.addr] = block; pool.add(block)
         return block
 
-    def _map(self, block, nbytes):
+    def _map_block(self, block, nbytes):
         pool, nbytes = block.pool, -(-nbytes//block.pool.page)*block.pool.page
-        if not self._take(nbytes): return None
+        if not self._reserve(nbytes): return None
         pool.remove(block)
         if nbytes < block.size: pool.add(block.split(nbytes))
         block.state = FREE
         return pool.merge(block)
 
-    def _release(self, pool):
+    def _release_cached_blocks(self, pool):
         freed, page = [], pool.page
         for size, addr, block in list(pool.free):
             begin, end = -(-addr//page)*page, (addr + size)//page*page
@@ -309,7 +309,7 @@ class ExpandableAllocator(CachingAllocator):
             if begin > addr: rest = block.split(begin - addr); pool.add(block); block = rest
             if end < addr + size: pool.add(block.split(end - begin))
             block.state = UNMAPPED; block = pool.merge(block)
-            if block.prev is None and block.next is None: pool.remove(block); del self.heads[block.addr]
+            if block.prev is None and block.next is None: pool.remove(block); del self.segment_heads[block.addr]
         return freed
 
 # %% ../../nbs/12_allocator.ipynb #eacc453b
@@ -337,7 +337,7 @@ def load_trace(
     return trace
 
 # %% ../../nbs/12_allocator.ipynb #fcfd8015
-def _opening(
+def _initial_state(
     trace:dict, # from `load_trace`
 ): # ({address: bytes} of the segments, {address: (requested, block size or None)} of the living blocks)
     "The state in which the history begins: the snapshot, with the events undone from the last to the first"
@@ -362,7 +362,7 @@ def _opening(
     return segments, live
 
 # %% ../../nbs/12_allocator.ipynb #d9bd378e
-def _opening_size(
+def _initial_block_size(
     addr:int,     # a block alive when the history begins, its size unknown
     low:int,      # address at which it ends at least
     end:int,      # next living block, or the end of the segment
@@ -380,66 +380,66 @@ def _opening_size(
 # %% ../../nbs/12_allocator.ipynb #9e4d41ec
 def _add_segment(a, base, total):
     "A free segment of `total` bytes at `base`"
-    pool = a._pool(total == CachingAllocator.SMALL_SEGMENT, 0)
-    a.heads[base] = block = Block(base, total, pool)
+    pool = a._get_pool(total == CachingAllocator.SMALL_SEGMENT, 0)
+    a.segment_heads[base] = block = Block(base, total, pool)
     pool.add(block); a.reserved += total; a.peak_reserved = max(a.peak_reserved, a.reserved)
 
 # %% ../../nbs/12_allocator.ipynb #ba7022d5
-def _claim(a, block, addr, size, nbytes):
+def _alloc_at(a, block, addr, size, nbytes):
     "Take exactly `size` bytes at `addr` out of the free `block`, for a request of `nbytes`"
     pool = block.pool; pool.remove(block)
     if block.addr < addr: rest = block.split(addr - block.addr); pool.add(block); block = rest
     if size < block.size: pool.add(block.split(size))
-    return a._hand_out(block, block.size, nbytes)
+    return a._alloc_found_block(block, block.size, nbytes)
 
 # %% ../../nbs/12_allocator.ipynb #983776fb
 def _restore(a, trace):
     "Put the fresh allocator `a` into the state in which the trace begins"
-    segments, live = _opening(trace); keys = sorted(live)
+    segments, live = _initial_state(trace); keys = sorted(live)
     for base, total in segments.items():
-        _add_segment(a, base, total); small = a.heads[base].pool.small
+        _add_segment(a, base, total); small = a.segment_heads[base].pool.small
         mine = keys[bisect_left(keys, base):bisect_left(keys, base + total)]
-        ends = mine[1:] + [base + total]; block = a.heads[base]
+        ends = mine[1:] + [base + total]; block = a.segment_heads[base]
         for addr, end in zip(mine, ends):
             requested, size = live[addr]
             low = addr - (-requested//CachingAllocator.ROUND)*CachingAllocator.ROUND
-            size = min(size or _opening_size(addr, low, end, small, trace['events']), end - addr)
-            _claim(a, block, addr, size, requested)
+            size = min(size or _initial_block_size(addr, low, end, small, trace['events']), end - addr)
+            _alloc_at(a, block, addr, size, requested)
             block = a.live[addr].next
     return a
 
 # %% ../../nbs/12_allocator.ipynb #2511c6ec
-NOWHERE = 2**60 # addresses from here on are of segments that the record does not have
+UNRECORDED_ADDRESS = 2**60 # addresses from here on are of segments that the record does not have
 
 # %% ../../nbs/12_allocator.ipynb #890709b8
-def _follow(a, got, addr, nbytes, fresh):
+def _move_to_recorded(a, got, addr, nbytes, fresh):
     "Move the block that `a` put at `got` to `addr`, after taking the recorded `fresh` segments; returns where it is now"
     a.free(got)
-    for base in [b for b, head in a.heads.items() if b >= NOWHERE and head.state is FREE and head.next is None]: _drop_segment(a, base)
+    for base in [b for b, head in a.segment_heads.items() if b >= UNRECORDED_ADDRESS and head.state is FREE and head.next is None]: _drop_segment(a, base)
     for base, total in fresh:
-        if base not in a.heads: _add_segment(a, base, total)
+        if base not in a.segment_heads: _add_segment(a, base, total)
     fresh.clear()
     size = -(-nbytes//a.ROUND)*a.ROUND
     for pool in a.pools.values():
         for _, at, block in pool.free:
             room = at + block.size - addr
-            if at <= addr and size <= room: return _claim(a, block, addr, room if room - size < pool.min_rest else size, nbytes)
+            if at <= addr and size <= room: return _alloc_at(a, block, addr, room if room - size < pool.min_rest else size, nbytes)
     return a.malloc(nbytes)
 
 # %% ../../nbs/12_allocator.ipynb #dfbc84bc
 def _drop_segment(a, base):
     "Forget the wholly free segment at `base`"
-    block = a.heads.pop(base)
+    block = a.segment_heads.pop(base)
     block.pool.remove(block); a.reserved -= block.size
 
 # %% ../../nbs/12_allocator.ipynb #33cfe846
 def _check_release(a, run):
     "Empty the cache as the record does; False if other segments went, or in another order"
-    sizes = {addr: block.size for addr, block in a.heads.items()}
+    sizes = {addr: block.size for addr, block in a.segment_heads.items()}
     ours = a.empty_cache()
     for base in set(ours) - set(run): _add_segment(a, base, sizes[base])
-    for base in set(run) & set(a.heads):
-        if a.heads[base].state is FREE and a.heads[base].next is None: _drop_segment(a, base)
+    for base in set(run) & set(a.segment_heads):
+        if a.segment_heads[base].state is FREE and a.segment_heads[base].next is None: _drop_segment(a, base)
     return ours == run
 
 # %% ../../nbs/12_allocator.ipynb #e40fffde
@@ -452,8 +452,8 @@ def check_trace(
     fresh, asked, wrong, peak = [], [], [], 0     # segments taken by the card and not yet by us; bytes asked for by us
     def place(nbytes):
         asked.append(nbytes)
-        return fresh[0][0] if asked == [n for _, n in fresh] else NOWHERE + 2**40*a.n_mallocs
-    a = _restore(allocator(place=place), trace); addrs = {addr: addr for addr in a.live}
+        return fresh[0][0] if asked == [n for _, n in fresh] else UNRECORDED_ADDRESS + 2**40*a.n_mallocs
+    a = _restore(allocator(choose_address=place), trace); addrs = {addr: addr for addr in a.live}
     reserved = accumulate([a.reserved] + [{'S': n, 'F': -n}.get(action, 0) for action, _, n in events])
     for action, run in groupby(enumerate(events), key=lambda e: e[1][0]):
         run = list(run)
@@ -464,7 +464,7 @@ def check_trace(
             elif action == 'a':
                 asked.clear(); addrs[addr] = a.malloc(n)
                 if addrs[addr] != addr or asked != [n for _, n in fresh]:
-                    wrong.append(i); addrs[addr] = _follow(a, addrs[addr], addr, n, fresh)
+                    wrong.append(i); addrs[addr] = _move_to_recorded(a, addrs[addr], addr, n, fresh)
                 fresh.clear(); peak = max(peak, a.allocated)
     layout = lambda s: (s['total_size'], [[size, state, state != FREE and requested] for size, state, requested in s['blocks']])
     ours, theirs = ({s['address']: layout(s) for s in segments} for segments in (snapshot(a), trace['segments']))

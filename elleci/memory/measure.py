@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['memory_now', 'live_bytes', 'Measurement', 'snapshot_events', 'measure', 'Envelope', 'StepMemory', 'saved_tensors',
-           'saved_bytes', 'Row', 'Reconciliation', 'reconcile', 'Leak', 'find_leaks', 'Site', 'LeakWatch', 'bandwidth',
-           'spill_signs', 'release', 'explain_oom']
+           'saved_bytes', 'Row', 'Reconciliation', 'reconcile', 'Leak', 'find_leaks', 'Site', 'LeakDetector',
+           'bandwidth', 'spill_signs', 'free_traceback', 'explain_oom']
 
 # %% ../../nbs/13_measure.ipynb #8496226f
 import contextlib, functools, gc, linecache, os, re, sys, threading, time, traceback, weakref
@@ -37,15 +37,15 @@ def memory_now(
     rss = memory_in_use(torch.device('cpu'))
     if device.type != 'cuda': return {'rss': rss, 'available': memory_free(device)}
     free, total = torch.cuda.mem_get_info(device)
-    said = {'allocated': torch.cuda.memory_allocated(device), 'reserved': torch.cuda.memory_reserved(device),
+    readings = {'allocated': torch.cuda.memory_allocated(device), 'reserved': torch.cuda.memory_reserved(device),
             'card used': total - free, 'card total': total, 'rss': rss}
     if (nvml := optional('pynvml')) is not None:
-        with contextlib.suppress(RuntimeError, nvml.NVMLError): said['nvml'] = torch.cuda.device_memory_used(device)
-    return said
+        with contextlib.suppress(RuntimeError, nvml.NVMLError): readings['nvml'] = torch.cuda.device_memory_used(device)
+    return readings
 
 # %% ../../nbs/13_measure.ipynb #c834bd11
 @functools.cache
-def _quiet_profiler():
+def _silence_profiler():
     "Once per process: switch the profiler's chatter off, and let the CPU allocator's only remark go unheard"
     os.environ.setdefault('KINETO_LOG_LEVEL', '99')
     old, heard, null = torch.ones(64), os.dup(2), os.open(os.devnull, os.O_WRONLY)
@@ -88,13 +88,13 @@ def _allocations(
 def _as_events(
     opening:list, # bytes of each storage that was there before
     found:list,   # from `_allocations`
-    smallest:int, # bytes; smaller storages are left out
+    min_bytes:int, # bytes; smaller storages are left out
 ):
     "Allocation events and the operator of each key"
     events = [('a', i, n) for i, n in enumerate(opening)]
     ops, alive = dict.fromkeys(range(len(opening)), 'before'), {i - 2**62: i for i in range(len(opening))}
     for _, address, n, op in found:
-        if n >= smallest:
+        if n >= min_bytes:
             alive[address] = key = len(ops); ops[key] = op
             events.append(('a', key, n))
         elif n < 0 and address in alive: events.append(('f', alive.pop(address)))
@@ -120,13 +120,13 @@ class Measurement:
     peak_resident:int = 0     # of `StepMemory`: the highest resident set of this process; 0 where unknown
     events:list = field(default_factory=list, repr=False) # ('a', key, nbytes), ('f', key) in order
     ops:dict = field(default_factory=dict, repr=False)    # key: the operator (CPU) or source line (GPU) that asked for it
-    course:np.ndarray|None = field(default=None, repr=False) # of `StepMemory`, which keeps no events: bytes alive over time
+    timeline:np.ndarray|None = field(default=None, repr=False) # of `StepMemory`, which keeps no events: bytes alive over time
     before:dict = field(default_factory=dict, repr=False) # `memory_now` at the start
     after:dict = field(default_factory=dict, repr=False)  # `memory_now` at the end
 
     def live(self)->np.ndarray: # (n,) int64
         "Bytes alive over time, event by event; for a `StepMemory`, the highest value of each of some thousand stretches"
-        return live_bytes(self.events) if self.course is None else self.course
+        return live_bytes(self.events) if self.timeline is None else self.timeline
 
     def at_peak(self)->dict: # operator: bytes, largest first
         "What was alive at the highest point, by the operator that made it"
@@ -141,39 +141,39 @@ class Measurement:
 @contextlib.contextmanager
 def _measure_cpu(
     m:Measurement,
-    known,        # tensors that live already
-    smallest:int, # bytes
+    live_tensors,        # tensors that live already
+    min_bytes:int, # bytes
 ):
     "Fill `m` from the profiler's allocation events"
-    try: storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in known}.values()
+    try: storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in live_tensors}.values()
     except (AttributeError, TypeError, NotImplementedError): storages = None
     if storages is None or any(s.device.type != 'cpu' for s in storages):
-        raise UserError(f'known is a {type(known).__name__}: give a list of dense CPU tensors, like list(net.parameters()).')
+        raise UserError(f'known is a {type(live_tensors).__name__}: give a list of dense CPU tensors, like list(net.parameters()).')
     opening = [s.nbytes() for s in storages]
     def mark(i, _):
         with torch.profiler.record_function(f'elleci.freed:{i}'): pass
     watched = [weakref.ref(s, functools.partial(mark, i)) for i, s in enumerate(storages)]
-    del storages, known
-    _quiet_profiler()
+    del storages, live_tensors
+    _silence_profiler()
     prof = _profiler()
     prof.start()
     try: yield
     finally:
         prof.stop(); del watched
-        m.events, m.ops = _as_events(opening, _allocations(prof), smallest)
+        m.events, m.ops = _as_events(opening, _allocations(prof), min_bytes)
         live = live_bytes(m.events)
         m.start, m.end = sum(opening), int(live[-1]) if len(live) else 0
         m.peak_allocated = int(live.max(initial=0))
 
 # %% ../../nbs/13_measure.ipynb #bd9e0a4b
-_ASIDE = (os.path.dirname(torch.__file__) + os.sep, '<frozen', '<eval_with_key>')     # no lines of the user's
+_NOT_USER_CODE = (os.path.dirname(torch.__file__) + os.sep, '<frozen', '<eval_with_key>')     # no lines of the user's
 
 # %% ../../nbs/13_measure.ipynb #328dfd3a
 def _user_line(
     frames, # of a snapshot's trace entry: dictionaries with filename, line, name; innermost first
 )->str:
     "'file:line' of the innermost frame that is not torch's"
-    own = [f for f in frames if not f['filename'].startswith(_ASIDE)]
+    own = [f for f in frames if not f['filename'].startswith(_NOT_USER_CODE)]
     return f"{own[0]['filename']}:{own[0]['line']}" if own else 'unknown'
 
 # %% ../../nbs/13_measure.ipynb #b3ae153e
@@ -200,13 +200,13 @@ def snapshot_events(
 @contextlib.contextmanager
 def _measure_cuda(
     m:Measurement,
-    entries:int, # of history at most
+    max_entries:int, # of history at most
 ):
     "Fill `m` from the GPU allocator's history, which is left on or off as it was found"
     cuda, index = torch.cuda, torch.cuda.current_device() if m.device.index is None else m.device.index
     cuda.synchronize(index); cuda.reset_peak_memory_stats(index)
     mine = not torch._C._cuda_isHistoryEnabled()
-    if mine: cuda.memory._record_memory_history('all', context='alloc', stacks='python', max_entries=entries, clear_history=True)
+    if mine: cuda.memory._record_memory_history('all', context='alloc', stacks='python', max_entries=max_entries, clear_history=True)
     before, m.start = cuda.memory._snapshot(), cuda.memory_allocated(index)
     try: yield
     finally:
@@ -223,16 +223,16 @@ _MEASURING = threading.Lock() # held while something is measured
 @contextlib.contextmanager
 def measure(
     device:torch.device, # where the work happens
-    known=(),            # CPU: tensors that live already and shall be counted; a list that nobody else holds
-    smallest:int=16,     # CPU: bytes; smaller storages (Python numbers made tensors) are left out
-    entries:int=10**6,   # GPU: length of the allocator's history
+    live_tensors=(),            # CPU: tensors that live already and shall be counted; a list that nobody else holds
+    min_bytes:int=16,     # CPU: bytes; smaller storages (Python numbers made tensors) are left out
+    max_entries:int=10**6,   # GPU: length of the allocator's history
 ): # a context manager that gives a `Measurement`
     "Record every allocation and free of this thread, with the operator that made it; no dispatch mode is active"
     m = Measurement(device := _device(device), before=memory_now(device))
     if device.type == 'cpu' and torch.autograd._profiler_enabled() or not _MEASURING.acquire(blocking=False):
         raise UserError('Something is being measured or profiled already: end that first, or measure the whole and read its `events`.')
-    inner = _measure_cuda(m, entries) if device.type == 'cuda' else _measure_cpu(m, known, smallest)
-    del known
+    inner = _measure_cuda(m, max_entries) if device.type == 'cuda' else _measure_cpu(m, live_tensors, min_bytes)
+    del live_tensors
     try:
         with inner: yield m
     finally: _MEASURING.release(); m.after = memory_now(device)
@@ -244,35 +244,35 @@ class Envelope:
         points:int=1024, # kept at least, and fewer than twice as many at most
     ):
         self.points, self.stretch = points, 1
-        self.kept, self.rest = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        self.maxima, self.incomplete = np.zeros(0, np.int64), np.zeros(0, np.int64)
 
     def add(self,
         values, # (n,) whole numbers, those that follow
     ):
         "Continue the series"
-        values = np.concatenate([self.rest, np.asarray(values, np.int64)])
+        values = np.concatenate([self.incomplete, np.asarray(values, np.int64)])
         whole = len(values)//self.stretch*self.stretch
-        self.rest = values[whole:]
-        self.kept = np.concatenate([self.kept, values[:whole].reshape(-1, self.stretch).max(1)])
-        while len(self.kept) >= 2*self.points: self._halve()
+        self.incomplete = values[whole:]
+        self.maxima = np.concatenate([self.maxima, values[:whole].reshape(-1, self.stretch).max(1)])
+        while len(self.maxima) >= 2*self.points: self._halve()
 
     def _halve(self):
         "Join neighbouring stretches; what is left over at the end waits for its neighbour"
-        if len(self.kept) % 2:
-            self.rest = np.concatenate([np.full(self.stretch, self.kept[-1]), self.rest])
-            self.kept = self.kept[:-1]
-        self.kept = self.kept.reshape(-1, 2).max(1)
+        if len(self.maxima) % 2:
+            self.incomplete = np.concatenate([np.full(self.stretch, self.maxima[-1]), self.incomplete])
+            self.maxima = self.maxima[:-1]
+        self.maxima = self.maxima.reshape(-1, 2).max(1)
         self.stretch *= 2
 
     def values(self)->np.ndarray: # (n,) int64
         "The outline so far"
-        return np.concatenate([self.kept, self.rest.max(keepdims=True)]) if len(self.rest) else self.kept
+        return np.concatenate([self.maxima, self.incomplete.max(keepdims=True)]) if len(self.incomplete) else self.maxima
 
 # %% ../../nbs/13_measure.ipynb #b75bca1b
 def _deltas(
     results,      # of `torch.autograd._disable_profiler`
     alive:dict,   # address: bytes, of what this record has seen made; kept up to date
-    smallest:int, # bytes; smaller storages are left out
+    min_bytes:int, # bytes; smaller storages are left out
 )->list: # bytes, negative for a free, in order of time
     "The CPU allocator's changes in one slice of a record; the end of what was made before it is none"
     from torch._C._profiler import _EventType
@@ -286,7 +286,7 @@ def _deltas(
         todo += e.children
         if e.name.startswith('elleci.freed:'): found.append((e.start_time_ns, None, -int(e.name.split(':')[1])))
     for _, address, n in sorted(found, key=lambda f: f[0]):
-        if n >= smallest:
+        if n >= min_bytes:
             changes.append(n - alive.get(address, 0))              # what lay there was freed while nothing was recorded
             alive[address] = n
         elif n < 0 and (address is None or address in alive):
@@ -297,11 +297,11 @@ def _deltas(
 class _CpuRecord:
     "Bytes of this thread's CPU tensors over time, read in slices"
     def __init__(self,
-        known,           # tensors that live already; a list that nobody else holds
-        smallest:int=16, # bytes; smaller storages are left out
+        live_tensors,           # tensors that live already; a list that nobody else holds
+        min_bytes:int=16, # bytes; smaller storages are left out
     ):
-        storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in known}
-        self.smallest, self.recording, self.inputs, self.counted = smallest, False, 0, set(storages)
+        storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in live_tensors}
+        self.min_bytes, self.recording, self.inputs, self.counted = min_bytes, False, 0, set(storages)
         self.level, self.alive = sum(s.nbytes() for s in storages.values()), {}
         self.watched = [weakref.ref(s, functools.partial(self._freed, s.nbytes())) for s in storages.values()]
 
@@ -314,7 +314,7 @@ class _CpuRecord:
         "Count from here on; `inputs` live throughout"
         fresh = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in inputs}
         self.inputs = sum(n for key, n in fresh.items() if key not in self.counted)
-        _quiet_profiler()
+        _silence_profiler()
         self._start()
 
     def _start(self):
@@ -327,12 +327,12 @@ class _CpuRecord:
     def read(self, end=False)->np.ndarray: # (n,) int64
         "Bytes alive after each change since the last reading, at least one"
         results, self.recording = torch.autograd._disable_profiler(), False
-        level = np.cumsum([self.level, *_deltas(results, self.alive, self.smallest)])
+        level = np.cumsum([self.level, *_deltas(results, self.alive, self.min_bytes)])
         self.level = int(level[-1])
         if not end: self._start()
         return level + self.inputs
 
-    def possible(self): return torch._C._current_graph_task_id() == -1        # autograd restores the profiler of its beginning
+    def can_read(self): return torch._C._current_graph_task_id() == -1        # autograd restores the profiler of its beginning
     def reserved(self): return None
 
 # %% ../../nbs/13_measure.ipynb #3a12d97b
@@ -349,7 +349,7 @@ class _CudaRecord:
         torch.cuda.reset_peak_memory_stats(self.device)
         return np.array([peak])
 
-    def possible(self): return True
+    def can_read(self): return True
     def reserved(self): return self.top
 
 # %% ../../nbs/13_measure.ipynb #4b2b37dd
@@ -360,19 +360,19 @@ def _resident_peak()->int: # bytes; 0 where the system does not say
     except (OSError, TypeError): return 0
 
 # %% ../../nbs/13_measure.ipynb #cd94984d
-PATIENCE = 1. # seconds of reading in a step for which nothing is given up
+READING_SECONDS = 1. # seconds of reading in a step for which nothing is given up
 
 # %% ../../nbs/13_measure.ipynb #46a9515f
 class StepMemory:
     "The highest point of some steps and the way there, measured at little cost; what happens between them does not count"
     def __init__(self,
         device:torch.device, # where the work happens
-        known=(),            # CPU: tensors that live already and shall be counted; a list that nobody else holds
+        live_tensors=(),            # CPU: tensors that live already and shall be counted; a list that nobody else holds
         blocks=(),           # modules before whose forward pass the record may be read, so that it stays short
     ):
-        self.device, self.blocks, self.outline = _device(device), list(blocks), Envelope()
+        self.device, self.blocks, self.envelope = _device(device), list(blocks), Envelope()
         self.steps, self.given_up = 0, False       # measured to their end; whether it would have taken too long
-        self.record = _CudaRecord(self.device) if self.device.type == 'cuda' else _CpuRecord(known)
+        self.record = _CudaRecord(self.device) if self.device.type == 'cuda' else _CpuRecord(live_tensors)
         self.result = Measurement(self.device, before=memory_now(self.device))
 
     @contextlib.contextmanager
@@ -402,9 +402,9 @@ class StepMemory:
         return hooks + [p.register_post_accumulate_grad_hook(lambda *_: self._note()) for p in firsts if p is not None and p.requires_grad]
 
     def _note(self, end=False):
-        if not end and (self.given_up or not self.record.possible()): return
+        if not end and (self.given_up or not self.record.can_read()): return
         began = time.process_time()
-        self.given_up = not end and self.spent > max(PATIENCE, (began - self.began)/2)
+        self.given_up = not end and self.spent > max(READING_SECONDS, (began - self.began)/2)
         self.result.end = self._add(self.record.read(end or self.given_up))
         self.spent += time.process_time() - began
         self.result.peak_resident = max(self.result.peak_resident, memory_in_use(torch.device('cpu')))
@@ -412,17 +412,17 @@ class StepMemory:
     def _add(self, level):
         if not self.result.peak_allocated: self.result.start = int(level[0])
         self.result.peak_allocated = max(self.result.peak_allocated, int(level.max()))
-        self.outline.add(level)
+        self.envelope.add(level)
         return int(level[-1])
 
     def measurement(self)->Measurement:
         "What was measured so far"
-        self.result.course, self.result.peak_reserved = self.outline.values(), self.record.reserved()
+        self.result.timeline, self.result.peak_reserved = self.envelope.values(), self.record.reserved()
         self.result.after = memory_now(self.device)
         return self.result
 
 # %% ../../nbs/13_measure.ipynb #f9a0eeff
-class _Held:
+class _SavedTensor:
     "A saved tensor, alive as long as the graph wants it; its shape is that of what it views"
     def __init__(self, t): self.t, self.shape = t.detach(), tuple((t if t._base is None else t._base).shape)
 
@@ -430,12 +430,12 @@ class _Held:
 def saved_tensors(
     f,          # function
     *inputs,    # its arguments
-    without=(), # tensors not to count: weights, inputs
+    exclude=(), # tensors not to count: weights, inputs
 )->list: # (shape, dtype, bytes) of each storage, in the order in which they were saved
     "What autograd keeps for the backward pass of `f(*inputs)`, each storage once, whole; `meta` tensors will do"
-    held, skip = [], {t.untyped_storage()._cdata for t in without}
+    held, skip = [], {t.untyped_storage()._cdata for t in exclude}
     def pack(t):
-        h = _Held(t); held.append(weakref.ref(h)); return h
+        h = _SavedTensor(t); held.append(weakref.ref(h)); return h
     with saved_tensors_hooks(pack, lambda h: h.t): out = f(*inputs)
     alive = {}
     for h in (r() for r in held):
@@ -447,10 +447,10 @@ def saved_tensors(
 def saved_bytes(
     f,          # function
     *inputs,    # its arguments
-    without=(), # tensors not to count: weights, inputs
+    exclude=(), # tensors not to count: weights, inputs
 )->int: # bytes
     "The sum over `saved_tensors`"
-    return sum(n for *_, n in saved_tensors(f, *inputs, without=without))
+    return sum(n for *_, n in saved_tensors(f, *inputs, exclude=exclude))
 
 # %% ../../nbs/13_measure.ipynb #c0eff639
 class Row(NamedTuple):
@@ -499,7 +499,7 @@ def reconcile(
     return table
 
 # %% ../../nbs/13_measure.ipynb #b5378c58
-def _persistent(
+def _grows_persistently(
     levels:np.ndarray, # (k + 1, sites) bytes at the ends of consecutive steps
     before=-np.inf,    # (sites,) the highest level ever before them
 )->tuple: # (sites,) whether each grows persistently; (sites,) how much its floor rose per step
@@ -551,7 +551,7 @@ def find_leaks(
         blocks = min(len(y)//b, 65)
         if blocks < 17: continue
         old, new = y[:len(y) - blocks*b], y[len(y) - blocks*b:]
-        grows, slope = _persistent(new.reshape(blocks, b, -1).min(1), old.max(0, initial=-np.inf))
+        grows, slope = _grows_persistently(new.reshape(blocks, b, -1).min(1), old.max(0, initial=-np.inf))
         for i in np.flatnonzero(grows & (slope >= min_slope*b)):
             found.setdefault(i, Leak(i if sites is None else sites[i], slope[i]/b, y[-1, i], b))
     return sorted(found.values(), key=lambda leak: -leak.per_step)
@@ -575,34 +575,34 @@ def _site(
     "The innermost line that is not torch's"
     for f in (frame, sys._current_frames().get(thread)):
         while f is not None:
-            if not f.f_code.co_filename.startswith(_ASIDE): return Site(f.f_code.co_filename, f.f_lineno)
+            if not f.f_code.co_filename.startswith(_NOT_USER_CODE): return Site(f.f_code.co_filename, f.f_lineno)
             f = f.f_back
     return Site('unknown', 0)
 
 # %% ../../nbs/13_measure.ipynb #484ed5cb
-class LeakWatch(TorchDispatchMode):
+class LeakDetector(TorchDispatchMode):
     "Counts live bytes by source line; call `step()` at the end of each training step and `leaks()` whenever you like"
     def __init__(self):
         super().__init__()
-        self.seen, self.bytes, self.rows, self.thread = {}, defaultdict(int), [], threading.get_ident()
+        self.storages, self.bytes, self.rows, self.thread = {}, defaultdict(int), [], threading.get_ident()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         for t in tree_leaves((args, kwargs, out)):
-            if isinstance(t, Tensor) and t.device.type != 'meta': self._see(t)
+            if isinstance(t, Tensor) and t.device.type != 'meta': self._track(t)
         return out
 
-    def _see(self, t):
+    def _track(self, t):
         try: s = t.untyped_storage()
         except (NotImplementedError, RuntimeError): return      # sparse and nested tensors have no storage of their own
         key = s._cdata
-        if key in self.seen: return
+        if key in self.storages: return
         site, n = _site(sys._getframe(2), self.thread), s.nbytes()
         self.bytes[site] += n
-        self.seen[key] = weakref.ref(s, functools.partial(self._gone, key, site, n))
+        self.storages[key] = weakref.ref(s, functools.partial(self._freed, key, site, n))
 
-    def _gone(self, key, site, n, _):
-        self.bytes[site] -= n; self.seen.pop(key, None)
+    def _freed(self, key, site, n, _):
+        self.bytes[site] -= n; self.storages.pop(key, None)
 
     def step(self):
         "A training step has ended"
@@ -678,7 +678,7 @@ def spill_signs(
     return signs
 
 # %% ../../nbs/13_measure.ipynb #bacb97a7
-_SAID = {'asked': (r'(?:[Tt]ried|[Uu]nable) to allocate ([\d.,]+) (\w+)', r'([\d.,]+) (\w+) wanted'),
+_OOM_PATTERNS = {'asked': (r'(?:[Tt]ried|[Uu]nable) to allocate ([\d.,]+) (\w+)', r'([\d.,]+) (\w+) wanted'),
          'total': (r'total capacity of ([\d.,]+) (\w+)', r'limit ([\d.,]+) (\w+)'),
          'free': (r'of which ([\d.,]+) (\w+) is free',), 'process': (r'this process has ([\d.,]+) (\w+) memory in use',),
          'tensors': (r'([\d.,]+) (\w+) is allocated by PyTorch', r'([\d.,]+) (\w+) of it allocated'),
@@ -696,7 +696,7 @@ def _read_error(
     text:str, # an out-of-memory message
 )->dict: # quantity: bytes, as far as the message says
     "The figures of an out-of-memory error"
-    found = {name: next((_size(*m.groups()) for p in patterns if (m := re.search(p, text))), None) for name, patterns in _SAID.items()}
+    found = {name: next((_size(*m.groups()) for p in patterns if (m := re.search(p, text))), None) for name, patterns in _OOM_PATTERNS.items()}
     found = {name: n for name, n in found.items() if n is not None}
     if 'reserved' in found: found['cached'] = found.pop('reserved') - found.get('tensors', 0)
     others = [n for m in re.findall(r'Process \d+ has ([\d.,]+) (\w+) memory in use', text) if (n := _size(*m)) is not None]
@@ -719,7 +719,7 @@ def _failed_at(
 ):
     "(operator, innermost frame that is not torch's, names of the calling functions): where it happened"
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not f.filename.startswith(_ASIDE)]
+    own = [f for f in frames if not f.filename.startswith(_NOT_USER_CODE)]
     if not frames or not own: return 'unknown', None, []
     inner = _expression(frames[-1])
     if 'run_backward' in inner: inner = 'the backward pass'
@@ -727,7 +727,7 @@ def _failed_at(
     return inner, own[-1], [f.name for f in own[-4:]]
 
 # %% ../../nbs/13_measure.ipynb #f2c66a73
-def release(
+def free_traceback(
     error, # an exception; it stays usable, with its traceback's lines
 ):
     "Free what the frames of a traceback hold, and the GPU's cached segments"
@@ -741,7 +741,7 @@ def release(
     if torch.cuda.is_initialized(): torch.cuda.empty_cache()
 
 # %% ../../nbs/13_measure.ipynb #6eec5049
-def _fitting(
+def _fitting_lines(
     limit:int,       # bytes
     candidates:list, # of (change, peak in bytes), that which costs least first
 )->list: # lines
@@ -751,32 +751,32 @@ def _fitting(
         change, peak = min(candidates, key=lambda c: c[1])
         return [f'Of {len(candidates)} changes tried none fits {fmt_bytes(limit)}. The nearest, still {fmt_bytes(peak - limit)} too large:',
                 f'   {change}: peak {fmt_bytes(peak)}']
-    said = ('No change is known that would fit', 'One change would fit', 'Two changes would fit', 'What would fit')
-    return [f"{said[len(fit)]} into {fmt_bytes(limit)}{', least costly first' if len(fit) > 1 else ''}:"] + [f'  {i}. {change}: peak {fmt_bytes(peak)}, {fmt_bytes(limit - peak)} to spare'
+    headings = ('No change is known that would fit', 'One change would fit', 'Two changes would fit', 'What would fit')
+    return [f"{headings[len(fit)]} into {fmt_bytes(limit)}{', least costly first' if len(fit) > 1 else ''}:"] + [f'  {i}. {change}: peak {fmt_bytes(peak)}, {fmt_bytes(limit - peak)} to spare'
                                                 for i, (change, peak) in enumerate(fit, 1)]
 
 # %% ../../nbs/13_measure.ipynb #8f4cda4f
-def _changes(
+def _change_lines(
     predict, # function: () → (limit in bytes, [(change, peak in bytes), …] that which costs least first)
 )->list: # lines
-    "What `_fitting` says, or why the prediction failed: this page must not fail too"
-    try: return _fitting(*predict())
+    "What `_fitting_lines` says, or why the prediction failed: this page must not fail too"
+    try: return _fitting_lines(*predict())
     except Exception as e: return [f'The prediction failed: {type(e).__name__}: {e}']
 
 # %% ../../nbs/13_measure.ipynb #0f6d1f61
-def _reading(
+def _hints(
     f:dict, # from `_read_error`
 )->list: # sentences
     "What the figures by themselves give away"
-    said, asked = [], f.get('asked', 0)
-    missing = asked - f.get('free', 0)
-    if asked > f.get('total', np.inf): said.append('This one tensor is larger than the card: no other saving will help.')
-    elif asked and f.get('cached', 0) >= asked:
-        said.append(f"The allocator had {fmt_bytes(f['cached'])} in reserve, but in pieces: "
+    hints, requested = [], f.get('asked', 0)
+    missing = requested - f.get('free', 0)
+    if requested > f.get('total', np.inf): hints.append('This one tensor is larger than the card: no other saving will help.')
+    elif requested and f.get('cached', 0) >= requested:
+        hints.append(f"The allocator had {fmt_bytes(f['cached'])} in reserve, but in pieces: "
                     'set PYTORCH_ALLOC_CONF=expandable_segments:True and try again.')
     if 0 < missing <= f.get('others', 0):
-        said.append(f"Other processes hold {fmt_bytes(f['others'])}: {fmt_bytes(missing)} of it would have been enough.")
-    return said
+        hints.append(f"Other processes hold {fmt_bytes(f['others'])}: {fmt_bytes(missing)} of it would have been enough.")
+    return hints
 
 # %% ../../nbs/13_measure.ipynb #32be4408
 _ROWS = {'tensors': 'in tensors', 'cached': 'in the allocator, in no tensor', 'torch aside': 'this process beside torch (context, libraries)',
@@ -806,7 +806,7 @@ def explain_oom(
     device = torch.device('cpu' if of_cpu else 'cuda')
     before = memory_now(device)
     if device.type == 'cuda' and 'total' not in f: f = _from_device(before) | f
-    release(error)
+    free_traceback(error)
     after = memory_now(device)
     lines = [f"Out of memory: {fmt_bytes(f['asked'])} more were asked for by {operator}" if 'asked' in f else f'Out of memory in {operator}']
     if frame is not None: lines += [f'at {Site(frame.filename, frame.lineno)}', f"in {' → '.join(calls)}"]
@@ -815,5 +815,5 @@ def explain_oom(
     if 'total' not in f: lines += [f'{fmt_bytes(before[k]):>12}  {row}' for k, row in _ROWS_CPU.items() if before.get(k) is not None]
     key = 'allocated' if 'allocated' in before else 'rss'
     if before[key] - after[key] >= MiB: lines += ['', f'{fmt_bytes(before[key] - after[key])} that the traceback held are free again.']
-    lines += ['', *_reading(f)] if _reading(f) else []
-    return '\n'.join(lines + (['', *_changes(predict)] if predict is not None else []))
+    lines += ['', *_hints(f)] if _hints(f) else []
+    return '\n'.join(lines + (['', *_change_lines(predict)] if predict is not None else []))
