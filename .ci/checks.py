@@ -34,7 +34,7 @@ def python_of(source): return '\n'.join('' if re.match(r'\s*[%!]', l) else l for
 
 CACHE = {'TRITON_CACHE_DIR': str(ROOT/'.venv'/'triton')}     # what is compiled once is compiled: a minute for the first time, seconds later
 COMPILE = '''import json, sys
-from elleci.kernels.proof import CompileReport, MAX_SHARED_MEMORY, _compile_all, triton
+from elleci.kernels.triton_compat import CompileReport, MAX_SHARED_MEMORY, _compile_all, triton
 for m in sys.argv[1:]: print('no Triton' if triton is None else json.dumps([m, repr(r := CompileReport(_compile_all([m], MAX_SHARED_MEMORY))), r]))'''
 def check_kernels():
     "Every kernel compiles for sm_80, 86, 89 and 90; at the recipe's shapes none needs local memory"
@@ -240,7 +240,7 @@ def check_installed():
     with tempfile.TemporaryDirectory() as tmp:
         folder = Path(tmp)/'source'; folder.mkdir(); snapshot(folder)
         run(sys.executable, '-m', 'pip', 'install', '-q', '--no-deps', '--no-build-isolation', '--target', Path(tmp)/'site', folder)
-        code = "import elleci, sys; assert elleci.__file__.startswith(sys.argv[1]), elleci.__file__; from elleci.train import elleci_train; elleci_train(steps=2, out='run')"
+        code = "import elleci, sys; assert elleci.__file__.startswith(sys.argv[1]), elleci.__file__; from elleci.training.run import elleci_train; elleci_train(steps=2, out='run')"
         run(sys.executable, '-c', code, Path(tmp)/'site', cwd=tmp, env={'PYTHONPATH': str(Path(tmp)/'site'), 'OMP_NUM_THREADS': '1'})
         assert list((Path(tmp)/'run'/'checkpoints').glob('*/model.safetensors'))
         for name in ('LICENSE', 'NOTICE'): assert list((Path(tmp)/'site').glob(f'elleci-*/**/{name}')), f'{name} is not installed'

@@ -8,7 +8,7 @@ import argparse, datetime, json, time
 import torch
 import torch.nn.functional as F
 from torch import nn
-from elleci.account import account
+from elleci.planning.account import account
 from elleci.config import preset
 from elleci.core import atomic_write, fmt_bytes
 from elleci.memory.allocator import replay

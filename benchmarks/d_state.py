@@ -6,12 +6,12 @@ import argparse, dataclasses, datetime, json, tempfile
 import torch
 from elleci.config import preset
 from elleci.core import atomic_write, seed_everything
-from elleci.engine import make_engine
-from elleci.data.mixing import make_loader, open_data
+from elleci.engine.layer_major import make_engine
+from elleci.data.loader import make_loader, open_data
 from elleci.data.sources import train_tokenizer_on
 from elleci.model import Elleci
-from elleci.optim import make_optimizer
-from elleci.train import fit, validate
+from elleci.optim.optimizers import make_optimizer
+from elleci.training.run import fit, validate
 from tiny import ROOT, commit, hardware
 
 def train(N, seed, steps, data, val):

@@ -10,13 +10,13 @@ import argparse, datetime, json, re, statistics, subprocess, sys, time
 from dataclasses import replace
 from pathlib import Path
 import torch
-from elleci.account import account, can_measure
+from elleci.planning.account import account, can_measure
 from elleci.config import TrainConfig, preset
 from elleci.core import MiB, atomic_write, fmt_bytes, seed_everything
-from elleci.engine import make_engine, make_model
-from elleci.memory.host import allow_malloc_tuning, tune_malloc
-from elleci.optim import make_optimizer
-from elleci.train import measure_steps
+from elleci.engine.layer_major import make_engine, make_model
+from elleci.engine.offload import allow_malloc_tuning, tune_malloc
+from elleci.optim.optimizers import make_optimizer
+from elleci.training.run import measure_steps
 from process_memory import HOST, streamed
 from tiny import ROOT, commit, hardware
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from unittest import mock
 import numpy as np
 import torch
-import elleci.config, elleci.train
+import elleci.config, elleci.training.run
 from elleci.core import atomic_write, optional
 from elleci.memory.measure import find_leaks
-from elleci.telemetry import read_metrics
+from elleci.training.telemetry import read_metrics
 from tiny import ROOT, commit, hardware
 
 BLOCK = 20 # steps with the view, steps without it
@@ -43,15 +43,15 @@ class Timed:
     def switch(self, on):
         if self.view: clock = time.pthread_getcpuclockid(self.view.poll_thread.ident); self.viewing += time.clock_gettime(clock); self.view.close(); self.view = None
         if on:
-            from elleci.dashboard import RunView
+            from elleci.dashboard.run_view import RunView
             self.view = RunView(self.run, 2., 60.); self.view.poll_thread.start()
 
 def train(steps, run, view, **settings):
     model, t = elleci.config.PRESETS['elleci-tiny']()
     elleci.config.PRESETS['loop'] = lambda: (model, dataclasses.replace(t, steps=steps, **settings))
-    timed, make = Timed(steps, run if view else None), elleci.train.make_engine
-    with mock.patch.object(elleci.train, 'make_engine', lambda *a, **k: timed(make(*a, **k))), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        elleci.train.elleci_train(preset='loop', out=str(run))
+    timed, make = Timed(steps, run if view else None), elleci.training.run.make_engine
+    with mock.patch.object(elleci.training.run, 'make_engine', lambda *a, **k: timed(make(*a, **k))), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        elleci.training.run.elleci_train(preset='loop', out=str(run))
     timed.switch(False)
     return timed
 

@@ -7,12 +7,12 @@ Weights are those of a fresh model; what they say does not matter here, only tha
 import argparse, contextlib, datetime, io, json, tempfile, time
 from pathlib import Path
 import torch
-from elleci.checkpoint import MODEL_FILE, save_weights
+from elleci.training.checkpoint import MODEL_FILE, save_weights
 from elleci.config import config_to_json, preset
 from elleci.core import atomic_write, fmt_bytes, seed_everything
 from elleci.data.tokenizer import save_tokenizer, train_tokenizer
-from elleci.engine import make_model
-from elleci.generate import elleci_pack, load_run
+from elleci.engine.layer_major import make_model
+from elleci.inference.generate import elleci_pack, load_run
 from elleci.layers.ffn import BitLinear, PackedLinear
 from tiny import ROOT, commit, hardware
 

@@ -12,11 +12,11 @@ steps alone.
 import argparse, contextlib, dataclasses, datetime, io, json, re, resource, subprocess, sys, tempfile
 from pathlib import Path
 import torch
-import elleci.config, elleci.train
+import elleci.config, elleci.training.run
 from elleci.config import ModelConfig, TrainConfig
 from elleci.core import atomic_write, fmt_bytes
-from elleci.memory.host import allow_malloc_tuning, tune_malloc
-from elleci.telemetry import read_metrics
+from elleci.engine.offload import allow_malloc_tuning, tune_malloc
+from elleci.training.telemetry import read_metrics
 from tiny import ROOT, commit, hardware
 
 HOST = dict(engine='layer-major', clip_by='layer', weights_on='host', states_on='host', block_inputs_on='pageable', optimizer='lion8',
@@ -65,13 +65,13 @@ def child(case, way):
     if way != 'heap':
         allow_malloc_tuning()
         tune_malloc()
-    if way == 'without the comparison': elleci.train.measure_first_steps = lambda steps, *_: steps
+    if way == 'without the comparison': elleci.training.run.measure_first_steps = lambda steps, *_: steps
     elleci.config.PRESETS['measured'] = CASES[case]
-    accounts, watched, preflight, make = [], Watched(), elleci.train.preflight, elleci.train.make_engine
-    elleci.train.preflight = lambda *a: accounts.append(preflight(*a)) or accounts[0]
-    elleci.train.make_engine = lambda *a, **k: watched(make(*a, **k))
+    accounts, watched, preflight, make = [], Watched(), elleci.training.run.preflight, elleci.training.run.make_engine
+    elleci.training.run.preflight = lambda *a: accounts.append(preflight(*a)) or accounts[0]
+    elleci.training.run.make_engine = lambda *a, **k: watched(make(*a, **k))
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        elleci.train.elleci_train(preset='measured', out=f'{folder}/run')
+        elleci.training.run.elleci_train(preset='measured', out=f'{folder}/run')
         rows = read_metrics(Path(folder)/'run')
     a = accounts[0]
     print(json.dumps(dict(imports=imports, peak=status()[1] - imports, peak_in_steps=max(watched.resident) - imports, tensors=a.peak_allocated,

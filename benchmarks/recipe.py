@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from elleci.config import config_to_json, preset
 from elleci.core import atomic_write
-from elleci.telemetry import read_metrics
-from elleci.train import elleci_train
+from elleci.training.telemetry import read_metrics
+from elleci.training.run import elleci_train
 from tiny import ROOT, commit, hardware
 
 EVERY = 20   # steps that a point of the curve averages over

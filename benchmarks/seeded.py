@@ -24,11 +24,11 @@ from pathlib import Path
 os.environ.setdefault('OMP_NUM_THREADS', '1')   # sums in one order
 import torch
 from safetensors.torch import load_file
-from elleci.account import account, as_dict
+from elleci.planning.account import account, as_dict
 from elleci.config import PRESETS, preset
 from elleci.core import atomic_write
-from elleci.telemetry import read_metrics
-from elleci.train import elleci_train
+from elleci.training.telemetry import read_metrics
+from elleci.training.run import elleci_train
 from tiny import ROOT, commit, hardware
 
 RENAMED = ROOT/'data'/'results'/'renamed-keys.json'

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from elleci.config import preset
 from elleci.core import atomic_write, pick_device
-from elleci.generate import generate, load_run
-from elleci.telemetry import read_metrics
-from elleci.train import PROMPTS, elleci_train
+from elleci.inference.generate import generate, load_run
+from elleci.training.telemetry import read_metrics
+from elleci.training.run import PROMPTS, elleci_train
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 from elleci.config import preset
 from elleci.core import atomic_write
-from elleci.telemetry import read_metrics
+from elleci.training.telemetry import read_metrics
 from tiny import ROOT, commit, hardware
 
-IMPORTED = 'import sys; from elleci.train import train_command; sys.exit(train_command())'
+IMPORTED = 'import sys; from elleci.training.run import train_command; sys.exit(train_command())'
 COMMAND = 'import sys; from elleci.commands import train; sys.exit(train())'
 SETTINGS = {
     'as torch comes': (IMPORTED, {}),

@@ -40,7 +40,7 @@ def _exit_on_interrupt(
 # %% ../nbs/78_commands.ipynb #9d48f8af
 def _run(
     name:str,     # of the command
-    module:str,   # that defines it, e.g. 'elleci.train'
+    module:str,   # that defines it, e.g. 'elleci.training.run'
     function:str, # in that module: reads `sys.argv`
 )->int: # the exit code
     "Prepare the process, import a command, and run it"
@@ -61,17 +61,17 @@ def _run(
 # %% ../nbs/78_commands.ipynb #daffa42e
 def train():
     "`elleci_train` in a shell"
-    return _run('elleci_train', 'elleci.train', 'train_command')
+    return _run('elleci_train', 'elleci.training.run', 'train_command')
 
 # %% ../nbs/78_commands.ipynb #7eebd040
 def generate():
     "`elleci_generate` in a shell"
-    return _run('elleci_generate', 'elleci.generate', 'generate_command')
+    return _run('elleci_generate', 'elleci.inference.generate', 'generate_command')
 
 # %% ../nbs/78_commands.ipynb #8da507c0
 def pack():
     "`elleci_pack` in a shell"
-    return _run('elleci_pack', 'elleci.generate', 'pack_command')
+    return _run('elleci_pack', 'elleci.inference.generate', 'pack_command')
 
 # %% ../nbs/78_commands.ipynb #99dba948
 def pretokenize():
@@ -81,9 +81,9 @@ def pretokenize():
 # %% ../nbs/78_commands.ipynb #e8014336
 def memory():
     "`elleci_memory` in a shell"
-    return _run('elleci_memory', 'elleci.account', 'memory_command')
+    return _run('elleci_memory', 'elleci.planning.account', 'memory_command')
 
 # %% ../nbs/78_commands.ipynb #0670e9b1
 def watch():
     "`elleci_watch` in a shell"
-    return _run('elleci_watch', 'elleci.dashboard', 'watch_command')
+    return _run('elleci_watch', 'elleci.dashboard.run_view', 'watch_command')

@@ -3,13 +3,13 @@ import functools, gc, gzip, itertools, json, tempfile
 from dataclasses import replace
 from pathlib import Path
 import torch
-from elleci.account import account
+from elleci.planning.account import account
 from elleci.config import ModelConfig, TrainConfig
 from elleci.core import optional, seed_everything
-from elleci.engine import grad_accum_step
+from elleci.engine.layer_major import grad_accum_step
 from elleci.memory.allocator import check_trace
 from elleci.model import Elleci
-from elleci.optim import make_optimizer
+from elleci.optim.optimizers import make_optimizer
 from gpu.bench import failed, note, row
 from gpu.ssd import launch
 

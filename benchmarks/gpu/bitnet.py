@@ -5,11 +5,11 @@ import torch
 import torch.nn.functional as F
 from elleci.config import ModelConfig, TrainConfig, preset
 from elleci.core import seed_everything
-from elleci.engine import make_engine, make_model
+from elleci.engine.layer_major import make_engine, make_model
 from elleci.kernels import bitnet
 from elleci.kernels.bitnet import bit_linear, packed_matvec, quantize, rms_norm_quantize, ternarize_int8
 from elleci.kernels.ternary import pack_ternary, ternary_linear
-from elleci.optim import make_optimizer
+from elleci.optim.optimizers import make_optimizer
 from gpu.bench import Stopwatch, failed, free, note, row
 
 def cases(dry): return [(40, 32, 48)] if dry else [(65_536, 2048, 5632), (4096, 2048, 11_264)]           # (tokens, K, d_out)

@@ -3,15 +3,15 @@ import contextlib, functools, itertools, math, statistics, time, warnings
 from dataclasses import replace
 import numpy as np
 import torch
-from elleci.account import account
+from elleci.planning.account import account
 from elleci.config import preset
 from elleci.core import GiB, KiB, MiB, memory_in_use, seed_everything
-from elleci.engine import make_engine, make_model
+from elleci.engine.layer_major import make_engine, make_model
 from elleci.kernels import lion8 as kernel
 from elleci.kernels.lion8 import lion8_state, lion8_step
-from elleci.memory.host import HostMemory, ActivationStore
-from elleci.optim import make_optimizer
-from elleci.step_time import measured_machine, step_flops
+from elleci.engine.offload import HostMemory, ActivationStore
+from elleci.optim.optimizers import make_optimizer
+from elleci.planning.step_time import measured_machine, step_flops
 from gpu import fused
 from gpu.bench import Stopwatch, failed, free, note, row
 from gpu.ssd import launch

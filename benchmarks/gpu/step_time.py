@@ -1,12 +1,12 @@
-"The rates of the machine, and the seconds of real steps against those that elleci.step_time predicts from them."
+"The rates of the machine, and the seconds of real steps against those that elleci.planning.step_time predicts from them."
 import functools, itertools, statistics, time
 from dataclasses import asdict, replace
 import torch
 from elleci.config import ModelConfig, TrainConfig
 from elleci.core import seed_everything
-from elleci.engine import make_engine, make_model
-from elleci.optim import make_optimizer
-from elleci.step_time import TERMS, measured_machine, step_time
+from elleci.engine.layer_major import make_engine, make_model
+from elleci.optim.optimizers import make_optimizer
+from elleci.planning.step_time import TERMS, measured_machine, step_time
 from gpu import fused
 from gpu.bench import failed, free, note, row
 from gpu.ssd import launch

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from ..core import UserError, effective_device_type, compute_dtype, full_precision, linear_dtype
-from .dice import hash32, hash32_kernel, as_int32, weyl_sequence, weyl_sequence_kernel
+from .counter_rng import hash32, hash32_kernel, as_int32, weyl_sequence, weyl_sequence_kernel
 from .pointwise import EPS, as_rows, tensor_error, rms_norm_backward, rms_norm_backward_torch, rms_norm_torch, row_tile
-from .proof import cdiv, register_flops, interpreted, jit, next_power_of_2, pick_backend, tl, triton
+from .triton_compat import cdiv, register_flops, interpreted, jit, next_power_of_2, pick_backend, tl, triton
 from .ternary import MIN_SCALE, TIE_SCALE, absmean
 from ..memory.dryrun import declare_temporaries
 
@@ -700,7 +700,7 @@ def _unpack_unchecked(packed, K):
 
 # %% ../../nbs/41_bitnet_triton.ipynb #22bbda59
 def launches()->list: # (name, function without arguments)
-    "What `elleci.kernels.proof.compile_report` compiles: recipe A's shapes on CPU tensors"
+    "What `elleci.kernels.triton_compat.compile_report` compiles: recipe A's shapes on CPU tensors"
     new, i8 = torch.empty, dict(dtype=torch.int8)
     one, sx, found = new(()), new(4096, 1), []
     for dtype in (torch.bfloat16, torch.float32):

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from ..core import UserError, compute_dtype, document_ids, full_precision
-from .proof import cdiv, jit, next_power_of_2, pick_backend, tl
+from .triton_compat import cdiv, jit, next_power_of_2, pick_backend, tl
 from ..memory.dryrun import declare_temporaries
 
 # %% ../../nbs/17_fused.ipynb #cc5aeec1
@@ -388,7 +388,7 @@ def gated_rms_norm(
 
 # %% ../../nbs/17_fused.ipynb #ddc70e4f
 def launches()->list: # (name, function without arguments)
-    "What `elleci.kernels.proof.compile_report` compiles: recipe A's shapes on CPU tensors"
+    "What `elleci.kernels.triton_compat.compile_report` compiles: recipe A's shapes on CPU tensors"
     found, new = [], torch.empty
     for dtype in (torch.bfloat16, torch.float32):
         proj, wide, doc_ids = new(4, 1024, 8288, dtype=dtype), str(dtype)[6:], new(4, 1024, dtype=torch.int32)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from ..core import UserError, effective_device_type, autocast_device, compute_dtype, full_precision, require
 from .pointwise import tensor_error
-from .proof import cdiv, register_flops, jit, next_power_of_2, pick_backend, tl
+from .triton_compat import cdiv, register_flops, jit, next_power_of_2, pick_backend, tl
 from ..memory.dryrun import declare_temporaries
 from ..memory.ledger import LOSS_WORKSPACE_BYTES
 
@@ -395,7 +395,7 @@ def linear_cross_entropy(
 
 # %% ../../nbs/45_linear_cross_entropy.ipynb #4bbd0ab7
 def launches()->list: # (name, function without arguments)
-    "What `elleci.kernels.proof.compile_report` compiles: recipe A's vocabulary, on CPU tensors"
+    "What `elleci.kernels.triton_compat.compile_report` compiles: recipe A's vocabulary, on CPU tensors"
     def one(dtype, smoothing=0., words=32128):
         x, y = torch.zeros(4, words), torch.zeros(4, dtype=torch.int64)
         return lambda: _cross_entropy_triton(x, y, -100, 0., smoothing, dtype)

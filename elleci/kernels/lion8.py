@@ -10,8 +10,8 @@ __all__ = ['BLOCK', 'stochastic_round', 'hash_key', 'random_bits', 'quantize_mom
 import torch
 from torch import Tensor
 from ..core import UserError
-from .dice import hash32, hash32_kernel, as_int32, weyl_sequence, weyl_sequence_kernel
-from .proof import cdiv, jit, pick_backend, tl
+from .counter_rng import hash32, hash32_kernel, as_int32, weyl_sequence, weyl_sequence_kernel
+from .triton_compat import cdiv, jit, pick_backend, tl
 from ..memory.dryrun import declare_temporaries
 
 # %% ../../nbs/58_lion8.ipynb #048625c0
@@ -221,7 +221,7 @@ def _check(weight, grad, momentum, scale):
 
 # %% ../../nbs/58_lion8.ipynb #17ac923a
 def launches()->list: # (name, function without arguments)
-    "What `elleci.kernels.proof.compile_report` compiles: one feed-forward matrix of recipe A, on CPU tensors"
+    "What `elleci.kernels.triton_compat.compile_report` compiles: one feed-forward matrix of recipe A, on CPU tensors"
     def one(weights, gradients):
         w = torch.zeros(2048, 5632, dtype=weights)
         return lambda: lion8(w, torch.zeros(w.shape, dtype=gradients), *lion8_state(w), 3e-5, 1., .9, .99, 0, True)

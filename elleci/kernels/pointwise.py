@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from ..core import UserError, compute_dtype, full_precision
-from .proof import cdiv, jit, next_power_of_2, pick_backend, tl
+from .triton_compat import cdiv, jit, next_power_of_2, pick_backend, tl
 from ..memory.dryrun import declare_temporaries
 
 # %% ../../nbs/15_pointwise.ipynb #23698dcd
@@ -260,7 +260,7 @@ def silu_mul(
 
 # %% ../../nbs/15_pointwise.ipynb #4a4136c3
 def launches()->list: # (name, function without arguments)
-    "What `elleci.kernels.proof.compile_report` compiles: recipe A's shapes on CPU tensors"
+    "What `elleci.kernels.triton_compat.compile_report` compiles: recipe A's shapes on CPU tensors"
     found = []
     for dtype in (torch.bfloat16, torch.float32):
         new, name = (lambda *shape, dtype=dtype: torch.empty(shape, dtype=dtype)), str(dtype)[6:]

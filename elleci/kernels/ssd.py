@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from ..core import UserError, compute_dtype, document_ids, full_precision, require
-from .proof import cdiv, jit, next_power_of_2, pick_backend, tl
+from .triton_compat import cdiv, jit, next_power_of_2, pick_backend, tl
 from .ssd_reference import ssd_recurrent, ssd_step
 from ..memory.dryrun import declare_temporaries
 

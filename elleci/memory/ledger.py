@@ -359,7 +359,7 @@ def _moment_bytes(
     "The moments added up, rounding and the measured constants with them"
     if not isinstance(model, ModelConfig) or not isinstance(train, TrainConfig):
         raise UserError(f'{type(model).__name__} and {type(train).__name__} were given: give a ModelConfig and a TrainConfig, in this order.')
-    if train.engine != 'grad_accum': raise UserError(f'engine is {train.engine!r}: the closed forms are of the ordinary step; ask `elleci.account.account`, which rehearses this one.')
+    if train.engine != 'grad_accum': raise UserError(f'engine is {train.engine!r}: the closed forms are of the ordinary step; ask `elleci.planning.account.account`, which rehearses this one.')
     fixed = dict(workspaces=workspaces, context=context)
     for name, n in fixed.items():
         if not isinstance(n, int) or isinstance(n, bool) or n < 0: raise UserError(f'{name} is {n!r}: give whole bytes, 0 or more.')

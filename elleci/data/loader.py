@@ -18,7 +18,7 @@ import torch
 from ..core import UserError
 from ..config import TrainConfig
 from ..model import IGNORE_INDEX
-from ..schedules import easy_first, rarity, step_shape
+from ..optim.schedules import easy_first, rarity, step_shape
 from .tokenizer import PAD
 from .sources import VAL_FRACTION, SourceSpec, iter_documents, encode_documents, is_validation, parse_spec
 from .shards import Shards, tokenizer_fingerprint, pretokenize, read_range, text_bytes
