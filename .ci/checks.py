@@ -9,18 +9,31 @@ import clocks
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
-# A hang must not take the rest along. What is limited is the CPU time that a notebook and all its processes take, which does not
-# depend on what else the machine is doing; and, for one that waits for ever, the time in which they take next to none.
-CPU_LIMIT = 600                                        # seconds; on two quiet cores the longest takes about 30
+# A hang must not take the rest along. What is limited is the CPU time that a notebook and all its processes
+# take, which does not
+# depend on what else the machine is doing; and, for one that waits for ever, the time in which they take next
+# to none.
+# seconds; on two quiet cores the longest takes about 30
+CPU_LIMIT = 600
 IDLE_LIMIT = 300                                       # seconds in which less than one of CPU time was taken
 WALL_LIMIT = 3600                                      # seconds; for what only pretends to be busy
-WORKERS = max(1, min(2, os.cpu_count() or 1))          # each with one thread: two OpenMP teams on two cores spin against each other
+# each with one thread: two OpenMP teams on two cores spin against each other
+WORKERS = max(1, min(2, os.cpu_count() or 1))
 
-def environment(): return {**os.environ, 'PATH': f"{BIN}{os.pathsep}{os.environ['PATH']}", 'PYTHONDONTWRITEBYTECODE': '1'}
+def environment():
+    return {**os.environ, 'PATH': f"{BIN}{os.pathsep}{os.environ['PATH']}", 'PYTHONDONTWRITEBYTECODE': '1'}
 def run(*cmd, cwd=ROOT, timeout=3600, env=None):
     "Output of a command; raises with its last lines if it fails; the timeout is for what hangs, not for what is slow"
     full = {**environment(), **(env or {})}
-    p = subprocess.Popen([str(c) for c in cmd], cwd=cwd, env=full, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+    p = subprocess.Popen(
+        [str(c) for c in cmd],
+        cwd=cwd,
+        env=full,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
     try: out, _ = p.communicate(timeout=timeout)
     except subprocess.TimeoutExpired: raise AssertionError(f'no end after {timeout} s')
     finally:
@@ -28,35 +41,57 @@ def run(*cmd, cwd=ROOT, timeout=3600, env=None):
     assert p.returncode == 0, '\n'.join(out.splitlines()[-40:])
     return out
 
-def notebooks(): return sorted(p for p in (ROOT/'nbs').rglob('*.ipynb') if '.ipynb_checkpoints' not in p.parts)
-def cells(path): return [(c['cell_type'], ''.join(c['source']), c.get('outputs', [])) for c in json.loads(path.read_text(encoding='utf-8'))['cells']]
+def notebooks():
+    return sorted(p for p in (ROOT/'nbs').rglob('*.ipynb') if '.ipynb_checkpoints' not in p.parts)
+def cells(path):
+    return [
+        (c['cell_type'], ''.join(c['source']), c.get('outputs', []))
+        for c in json.loads(path.read_text(encoding='utf-8'))['cells']
+    ]
 def python_of(source): return '\n'.join('' if re.match(r'\s*[%!]', l) else l for l in source.split('\n'))
 
-CACHE = {'TRITON_CACHE_DIR': str(ROOT/'.venv'/'triton')}     # what is compiled once is compiled: a minute for the first time, seconds later
+# what is compiled once is compiled: a minute for the first time, seconds later
+CACHE = {'TRITON_CACHE_DIR': str(ROOT/'.venv'/'triton')}
 COMPILE = '''import json, sys
 from elleci.kernels.triton_compat import CompileReport, MAX_SHARED_MEMORY, _compile_all, triton
 for m in sys.argv[1:]: print('no Triton' if triton is None else json.dumps([m, repr(r := CompileReport(_compile_all([m], MAX_SHARED_MEMORY))), r]))'''
 def check_kernels():
     "Every kernel compiles for sm_80, 86, 89 and 90; at the recipe's shapes none needs local memory"
-    found = [p for p in sorted((ROOT/'elleci'/'kernels').glob('*.py')) if re.search(r'^def launches\(', p.read_text(encoding='utf-8'), re.M)]
+    found = [
+        p
+        for p in sorted((ROOT / 'elleci' / 'kernels').glob('*.py'))
+        if re.search(r'^def launches\(', p.read_text(encoding='utf-8'), re.M)
+    ]
     assert len(found) >= 2, found
     env = {**CACHE, 'OMP_NUM_THREADS': '1', 'TRITON_INTERPRET': '0'}
-    said = run(sys.executable, '-W', 'ignore', '-c', COMPILE, *(f'elleci.kernels.{p.stem}' for p in found), env=env).splitlines()
+    said = run(
+        sys.executable, '-W', 'ignore', '-c', COMPILE, *(f'elleci.kernels.{p.stem}' for p in found), env=env
+    ).splitlines()
     if said[-1] == 'no Triton': return print('     skipped: without Triton no kernel is compiled', flush=True)
-    for module, table, rows in map(json.loads, said[-len(found):]):    # a row: launch, kernel, capability, registers, shared, stack, problem
+    for module, table, rows in map(
+        json.loads, said[-len(found) :]
+    ):  # a row: launch, kernel, capability, registers, shared, stack, problem
         print(f'{module}\n{table}', flush=True)
-        recipe = [r for r in rows if not module.endswith('.ssd') or 'N 16, bf16' in r[0]]    # the scan is compiled for wide states and fp32 too
+        # the scan is compiled for wide states and fp32 too
+        recipe = [r for r in rows if not module.endswith('.ssd') or 'N 16, bf16' in r[0]]
         assert {r[2] for r in recipe} == {80, 86, 89, 90}, f'{module}: nothing at the shapes of the recipe'
-        bad = [f'{r[0]}, sm {r[2]}, {r[1] or "not compiled"}: {r[6]}' for r in rows if not r[1] or r in recipe and r[5]]
+        bad = [
+            f'{r[0]}, sm {r[2]}, {r[1] or "not compiled"}: {r[6]}'
+            for r in rows
+            if not r[1] or r in recipe and r[5]
+        ]
         assert not bad, '\n'.join(bad)
 
 def snapshot(folder):
     "A git repository of its own with every file that is tracked or would be"
     for name in run('git', 'ls-files', '-co', '--exclude-standard', '-z').split('\0'):
         if name and (ROOT/name).is_file():
-            (folder/name).parent.mkdir(parents=True, exist_ok=True); shutil.copy2(ROOT/name, folder/name)
+            (folder/name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT/name, folder/name)
     git = ('git', '-c', 'user.name=check', '-c', 'user.email=check@localhost')
-    run('git', 'init', '-q', cwd=folder); run('git', 'add', '-A', cwd=folder); run(*git, 'commit', '-qm', 'snapshot', cwd=folder)
+    run('git', 'init', '-q', cwd=folder)
+    run('git', 'add', '-A', cwd=folder)
+    run(*git, 'commit', '-qm', 'snapshot', cwd=folder)
 
 def unchanged(folder, what):
     status = run('git', 'status', '--porcelain', '--untracked-files=all', cwd=folder)
@@ -65,9 +100,13 @@ def unchanged(folder, what):
 def check_clean_and_export():
     "nbdev_clean leaves no change; elleci/ deleted and exported again is the same, untracked files included"
     with tempfile.TemporaryDirectory() as tmp:
-        folder = Path(tmp); snapshot(folder)
-        run('nbdev_clean', cwd=folder); unchanged(folder, 'nbdev_clean')
-        shutil.rmtree(folder/'elleci'); run('nbdev_export', cwd=folder); unchanged(folder, 'nbdev_export')
+        folder = Path(tmp)
+        snapshot(folder)
+        run('nbdev_clean', cwd=folder)
+        unchanged(folder, 'nbdev_clean')
+        shutil.rmtree(folder/'elleci')
+        run('nbdev_export', cwd=folder)
+        unchanged(folder, 'nbdev_export')
 
 def check_readme():
     "README.md is what nbs/index.ipynb says"
@@ -80,8 +119,12 @@ def check_names():
 
 def check_advice():
     "A message that says how to install something names the environment and the version: it comes from `pip_install`"
-    found = [f'{p.relative_to(ROOT)}:{i}' for p in sorted((ROOT/'elleci').rglob('*.py'))
-             for i, l in enumerate(p.read_text(encoding='utf-8').splitlines(), 1) if re.search(r'\bpip install ', l)]
+    found = [
+        f'{p.relative_to(ROOT)}:{i}'
+        for p in sorted((ROOT / 'elleci').rglob('*.py'))
+        for i, l in enumerate(p.read_text(encoding='utf-8').splitlines(), 1)
+        if re.search(r'\bpip install ', l)
+    ]
     assert len(found) == 1 and found[0].startswith('elleci/core.py:'), found
 
 ALONE = '''
@@ -118,7 +161,11 @@ for name in sys.argv[1:]:
 if failed: sys.exit(f'not importable with torch and numpy alone: {failed}')
 '''
 def modules():
-    return sorted('.'.join(p.relative_to(ROOT).with_suffix('').parts).removesuffix('.__init__') for p in (ROOT/'elleci').rglob('*.py') if p.name != '_modidx.py')
+    return sorted(
+        '.'.join(p.relative_to(ROOT).with_suffix('').parts).removesuffix('.__init__')
+        for p in (ROOT / 'elleci').rglob('*.py')
+        if p.name != '_modidx.py'
+    )
 def check_imports():
     "Every module imports in a fresh process where nothing but torch and numpy (and what they need) can be imported"
     run(sys.executable, '-c', ALONE, *modules(), cwd=tempfile.gettempdir())
@@ -126,8 +173,10 @@ def check_imports():
 def imported(source):
     "The elleci modules that a piece of code imports"
     for node in ast.walk(ast.parse(python_of(source))):
-        if isinstance(node, ast.ImportFrom) and (node.module or '').startswith('elleci'): yield from [node.module]
-        if isinstance(node, ast.Import): yield from (a.name for a in node.names if a.name.startswith('elleci.'))
+        if isinstance(node, ast.ImportFrom) and (node.module or '').startswith('elleci'):
+            yield from [node.module]
+        if isinstance(node, ast.Import):
+            yield from (a.name for a in node.names if a.name.startswith('elleci.'))
 
 def check_direction():
     "A notebook imports only from lower numbers, kernels know no layer, and no notebook imports a star"
@@ -142,18 +191,25 @@ def check_direction():
             if kind != 'code': continue
             for m in imported(s):
                 assert number[m] < int(p.name[:2]), f'{p.name} imports {m} from notebook {number[m]}'
-                assert not (re.search(r'default_exp kernels', cells(p)[0][1]) and m.startswith('elleci.layers')), f'{p.name} is a kernel and imports {m}'
+                assert not (
+                    re.search(r'default_exp kernels', cells(p)[0][1]) and m.startswith('elleci.layers')
+                ), f'{p.name} is a kernel and imports {m}'
             assert not re.search(r'from elleci\S* import \*', s), f'{p.name} imports a star'
 
 PLANTED = [
     "began = time.perf_counter(); f(); took = time.perf_counter() - began; assert took < 5",
     "def ms(f):\n    t = time.monotonic(); f()\n    return time.monotonic() - t\nassert slow < 3*ms(f)",
-    "times = []\nfor f in fs: t = perf_counter(); f(); times.append(perf_counter() - t)\nassert max(times) < 1",
-    "process.communicate(timeout=90)", "thread.join(10)", "limit = time.time() + 60",
+    "times = []\nfor f in fs: t = perf_counter(); f(); times.append(perf_counter() - t)\nassert max(times) "
+    "< 1",
+    "process.communicate(timeout=90)",
+    "thread.join(10)",
+    "limit = time.time() + 60",
 ]
 HARMLESS = [
-    "began = time.time(); print(time.time() - began); assert x < 5", "', '.join(names); process.communicate(timeout=900)",
-    "took = time.time() - began; assert took > 0", "t = time.monotonic(); f()\nwhile not done(): assert time.monotonic() - t < 600",
+    "began = time.time(); print(time.time() - began); assert x < 5",
+    "', '.join(names); process.communicate(timeout=900)",
+    "took = time.time() - began; assert took > 0",
+    "t = time.monotonic(); f()\nwhile not done(): assert time.monotonic() - t < 600",
 ]
 def check_clocks():
     "No assertion depends on how long something took, and no wait gives up early: planted ones are found"
@@ -161,7 +217,11 @@ def check_clocks():
     for harmless in HARMLESS: assert not list(clocks.found([harmless])), harmless
     bad = []
     for p in notebooks():
-        own = [python_of(s) for kind, s, _ in cells(p) if kind == 'code' and not re.search(r'^#\| export', s, re.M)]
+        own = [
+            python_of(s)
+            for kind, s, _ in cells(p)
+            if kind == 'code' and not re.search(r'^#\| export', s, re.M)
+        ]
         bad += [f'{p.relative_to(ROOT)}: {what}' for what in clocks.found(own)]
     assert not bad, '\n'.join(['a busy machine would fail these:', *bad])
 
@@ -169,8 +229,11 @@ class Loop:
     "A process group that computes, sleeps or ends"
     def __init__(self, code): self.code = code
     def __enter__(self):
-        self.p = subprocess.Popen([sys.executable, '-c', self.code], start_new_session=True); return self.p
-    def __exit__(self, *_): os.killpg(self.p.pid, signal.SIGKILL); self.p.wait()
+        self.p = subprocess.Popen([sys.executable, '-c', self.code], start_new_session=True)
+        return self.p
+    def __exit__(self, *_):
+        os.killpg(self.p.pid, signal.SIGKILL)
+        self.p.wait()
 
 def ended(patience):
     "What ends a wait"
@@ -183,15 +246,27 @@ def check_patience():
     "What computes for ever is ended by its CPU time, its children's included, and what sleeps by its silence"
     busy = 'import os\nos.fork()\nwhile True: pass'
     with Loop(busy) as p: assert 'of CPU time' in ended(Patience(p.pid, 2, 3600, 3600))
-    with Loop('import time; time.sleep(3600)') as p: assert 'nothing was computed' in ended(Patience(p.pid, 3600, 1, 3600))
+    with Loop('import time; time.sleep(3600)') as p:
+        assert 'nothing was computed' in ended(Patience(p.pid, 3600, 1, 3600))
 
 def check_lock():
     "constraints.txt holds the version of every package that an installation brings, and nothing of the machine it was made on"
-    lines = [l for l in (ROOT/'constraints.txt').read_text(encoding='utf-8').splitlines() if l and not l.startswith('#')]
+    lines = [
+        l
+        for l in (ROOT / 'constraints.txt').read_text(encoding='utf-8').splitlines()
+        if l and not l.startswith('#')
+    ]
     assert lines[0].startswith('torch=='), f'{lines[0]} is first, and not torch'
-    for l in lines: assert re.fullmatch(r"[a-z0-9._-]+==[\w.!-]+( ; python_full_version (<|>=) '[\d.]+')?", l), f'constraints.txt: {l}'
+    for l in lines:
+        assert re.fullmatch(r"[a-z0-9._-]+==[\w.!-]+( ; python_full_version (<|>=) '[\d.]+')?", l), (
+            f'constraints.txt: {l}'
+        )
     pinned = {re.match(r'[a-z0-9._-]+', l)[0] for l in lines}
-    free = sorted(n for n in installed_by('elleci', {'dev', 'notebook', 'data', 'gpu'}) - pinned if not re.match(r'elleci$|pip$|nvidia-|cuda-', n))
+    free = sorted(
+        n
+        for n in installed_by('elleci', {'dev', 'notebook', 'data', 'gpu'}) - pinned
+        if not re.match(r'elleci$|pip$|nvidia-|cuda-', n)
+    )
     assert not free, f'{free} are not in constraints.txt: run `make lock`'
 
 def installed_by(name, extras, seen=None):
@@ -224,11 +299,21 @@ def check_readme_commands():
         (Path(tmp)/'.venv').symlink_to(BIN.parent)
         for block in blocks:
             lines = [l for l in block.splitlines() if l.strip() and not l.startswith('#')]
-            said = run('bash', '-c', '\n'.join(l if l.startswith('source ') else f'command -v {l.split()[0]}' for l in lines), cwd=tmp, env={'PATH': PLAIN_PATH})
-            assert len(said.splitlines()) == sum(not l.startswith('source ') for l in lines), f'not found after:\n{block}\n{said}'
+            said = run(
+                'bash',
+                '-c',
+                '\n'.join(l if l.startswith('source ') else f'command -v {l.split()[0]}' for l in lines),
+                cwd=tmp,
+                env={'PATH': PLAIN_PATH},
+            )
+            assert len(said.splitlines()) == sum(not l.startswith('source ') for l in lines), (
+                f'not found after:\n{block}\n{said}'
+            )
             if os.environ.get('ELLECI_LONG') and 'elleci_' in block: readme_block(block, tmp)
 
-PLAIN_PATH = os.pathsep.join(p for p in os.environ['PATH'].split(os.pathsep) if Path(p).resolve() != BIN.resolve())
+PLAIN_PATH = os.pathsep.join(
+    p for p in os.environ['PATH'].split(os.pathsep) if Path(p).resolve() != BIN.resolve()
+)
 def readme_block(block, folder):
     "Run a block as it stands"
     (Path(folder)/'my_texts').mkdir(exist_ok=True)
@@ -238,14 +323,36 @@ def readme_block(block, folder):
 def check_installed():
     "Installed, not editable, the package trains outside the repository"
     with tempfile.TemporaryDirectory() as tmp:
-        folder = Path(tmp)/'source'; folder.mkdir(); snapshot(folder)
-        run(sys.executable, '-m', 'pip', 'install', '-q', '--no-deps', '--no-build-isolation', '--target', Path(tmp)/'site', folder)
+        folder = Path(tmp)/'source'
+        folder.mkdir()
+        snapshot(folder)
+        run(
+            sys.executable,
+            '-m',
+            'pip',
+            'install',
+            '-q',
+            '--no-deps',
+            '--no-build-isolation',
+            '--target',
+            Path(tmp) / 'site',
+            folder,
+        )
         code = "import elleci, sys; assert elleci.__file__.startswith(sys.argv[1]), elleci.__file__; from elleci.training.run import elleci_train; elleci_train(steps=2, out='run')"
-        run(sys.executable, '-c', code, Path(tmp)/'site', cwd=tmp, env={'PYTHONPATH': str(Path(tmp)/'site'), 'OMP_NUM_THREADS': '1'})
+        run(
+            sys.executable,
+            '-c',
+            code,
+            Path(tmp) / 'site',
+            cwd=tmp,
+            env={'PYTHONPATH': str(Path(tmp) / 'site'), 'OMP_NUM_THREADS': '1'},
+        )
         assert list((Path(tmp)/'run'/'checkpoints').glob('*/model.safetensors'))
-        for name in ('LICENSE', 'NOTICE'): assert list((Path(tmp)/'site').glob(f'elleci-*/**/{name}')), f'{name} is not installed'
+        for name in ('LICENSE', 'NOTICE'):
+            assert list((Path(tmp)/'site').glob(f'elleci-*/**/{name}')), f'{name} is not installed'
 
-# A script of the folder above, run where `site` is one of Python's folders for packages and this working tree is not installed
+# A script of the folder above, run where `site` is one of Python's folders for packages and this working tree
+# is not installed
 FROM_ABOVE = '''
 import runpy, site, sys
 packages, above, root = sys.argv[1:]
@@ -256,11 +363,31 @@ runpy.run_path(above + '/script.py')
 def check_editable():
     "After `pip install -e .` of a clone named elleci, a script in the folder that holds the clone finds the package"
     with tempfile.TemporaryDirectory() as tmp:
-        folder = Path(tmp)/'elleci'; folder.mkdir(); snapshot(folder)
+        folder = Path(tmp)/'elleci'
+        folder.mkdir()
+        snapshot(folder)
         site = Path(tmp)/'site'
-        run(sys.executable, '-m', 'pip', 'install', '-q', '--no-deps', '--no-build-isolation', '--use-pep517', '--target', site, '-e', folder)
-        (Path(tmp)/'script.py').write_text('import elleci.data.tokenizer, elleci.data.sources as s; print(s.__file__); print(s.corpus_folder())')
-        said = run(sys.executable, '-c', FROM_ABOVE, site, tmp, ROOT, cwd=tmp, env={'PYTHONPATH': ''}).split('\n')
+        run(
+            sys.executable,
+            '-m',
+            'pip',
+            'install',
+            '-q',
+            '--no-deps',
+            '--no-build-isolation',
+            '--use-pep517',
+            '--target',
+            site,
+            '-e',
+            folder,
+        )
+        (Path(tmp) / 'script.py').write_text(
+            'import elleci.data.tokenizer, elleci.data.sources as s; print(s.__file__); '
+            'print(s.corpus_folder())'
+        )
+        said = run(sys.executable, '-c', FROM_ABOVE, site, tmp, ROOT, cwd=tmp, env={'PYTHONPATH': ''}).split(
+            '\n'
+        )
         assert said[:2] == [str(folder/'elleci'/'data'/'sources.py'), str(folder/'data'/'corpus')], said
 
 # What JupyterLab's server does when somebody has opened, run and saved the notebooks of a folder
@@ -290,9 +417,14 @@ asyncio.run(main())
 def check_lab():
     "Opened, run and saved in JupyterLab, every notebook is as it was committed; an edited cell shows up, with its own output"
     with tempfile.TemporaryDirectory() as tmp:
-        folder = Path(tmp)/'source'; folder.mkdir(); snapshot(folder)
-        env = {k: str(Path(tmp)/k) for k in ('JUPYTER_DATA_DIR', 'JUPYTER_CONFIG_DIR', 'JUPYTER_RUNTIME_DIR')} | {'ELLECI_NEW_OUTPUTS': ''}
-        run(sys.executable, '-W', 'ignore', '-c', SAVE, folder, '', env=env); unchanged(folder, 'opening, running and saving in JupyterLab')
+        folder = Path(tmp)/'source'
+        folder.mkdir()
+        snapshot(folder)
+        env = {
+            k: str(Path(tmp) / k) for k in ('JUPYTER_DATA_DIR', 'JUPYTER_CONFIG_DIR', 'JUPYTER_RUNTIME_DIR')
+        } | {'ELLECI_NEW_OUTPUTS': ''}
+        run(sys.executable, '-W', 'ignore', '-c', SAVE, folder, '', env=env)
+        unchanged(folder, 'opening, running and saving in JupyterLab')
         run(sys.executable, '-W', 'ignore', '-c', SAVE, folder, '00_core.ipynb', env=env)
         lines = run('git', 'diff', '-U0', cwd=folder).splitlines()
         new = [l[1:].strip() for l in lines if re.match(r'\+[^+]', l)]
@@ -302,14 +434,26 @@ def check_lab():
 FORKS = multiprocessing.get_context('forkserver')
 def ready():
     "Start a process that has imported what all notebooks import, and nothing of ours: each runs in a fork of it, which knows of no other"
-    FORKS.set_forkserver_preload(['nbdev.test', 'torch', 'torch._dynamo', 'triton', 'matplotlib.pyplot', 'tokenizers', 'safetensors.torch'])
+    FORKS.set_forkserver_preload(
+        [
+            'nbdev.test',
+            'torch',
+            'torch._dynamo',
+            'triton',
+            'matplotlib.pyplot',
+            'tokenizers',
+            'safetensors.torch',
+        ]
+    )
     env = {'TRITON_INTERPRET': '1', 'OMP_NUM_THREADS': '1', 'MPLBACKEND': 'agg', **CACHE}
     with mock.patch.dict(os.environ, {**environment(), **env}): forkserver.ensure_running()
 
 def in_fork(path, out, ended):
     "What `nbdev_test` does with one notebook, in a process and a process group of its own"
     os.setsid()
-    said = os.open(out, os.O_WRONLY | os.O_CREAT); os.dup2(said, 1); os.dup2(said, 2)
+    said = os.open(out, os.O_WRONLY | os.O_CREAT)
+    os.dup2(said, 1)
+    os.dup2(said, 2)
     sys.path[:] = [p for p in sys.path if p != str(ROOT/'.ci')]
     from nbdev.config import get_config
     from nbdev.test import test_nb
@@ -330,14 +474,18 @@ def cpu_seconds(group):
 class Patience:
     "Ask again and again: an `AssertionError` once too much CPU time was taken, or for too long none"
     def __init__(self, group, cpu_limit, idle_limit, wall_limit):
-        self.group, self.cpu_limit, self.idle_limit, self.wall_limit = group, cpu_limit, idle_limit, wall_limit
+        self.group = group
+        self.cpu_limit = cpu_limit
+        self.idle_limit = idle_limit
+        self.wall_limit = wall_limit
         self.began = self.moved_at = time.monotonic()
         self.moved = 0.
 
     def __call__(self):
         used, now = cpu_seconds(self.group), time.monotonic()
         assert used < self.cpu_limit, f'no end after {used:.0f} s of CPU time'
-        if abs(used - self.moved) >= 1: self.moved, self.moved_at = used, now      # less, where a process has ended
+        # less, where a process has ended
+        if abs(used - self.moved) >= 1: self.moved, self.moved_at = used, now
         idle, wall = now - self.moved_at, now - self.began
         assert idle < self.idle_limit, f'no end: {idle:.0f} s went by and nothing was computed'
         assert wall < self.wall_limit, f'no end after {wall:.0f} s'
@@ -350,13 +498,17 @@ def limits():
 def check_notebook(path):
     with tempfile.TemporaryDirectory() as tmp:
         end, ended = FORKS.Pipe(False)
-        p = FORKS.Process(target=in_fork, args=(path, out := Path(tmp)/'out', ended)); p.start(); ended.close()
+        p = FORKS.Process(target=in_fork, args=(path, out := Path(tmp)/'out', ended))
+        p.start()
+        ended.close()
         patience = Patience(p.pid, *limits())
         try:
             while not end.poll(1): patience()
             try: ok = end.recv()
             except EOFError: ok = False                        # it died without a word
-            assert ok, '\n'.join(out.read_text(errors='replace').splitlines()[-40:]) or 'it died without a word'
+            assert ok, (
+                '\n'.join(out.read_text(errors='replace').splitlines()[-40:]) or 'it died without a word'
+            )
             p.join(60)
         finally:
             try: os.killpg(p.pid, signal.SIGKILL)              # with all that it has started
@@ -364,15 +516,21 @@ def check_notebook(path):
 
 def attempt(name, check):
     began = time.time()
-    try: check(); ok, why = True, ''
+    try:
+        check()
+        ok, why = True, ''
     except Exception as e: ok, why = False, '\n' + re.sub('^', '    ', f'{type(e).__name__}: {e}', flags=re.M)
     print(f"{'ok  ' if ok else 'FAIL'} {time.time() - began:5.1f} s  {name}{why}", flush=True)
     return ok
 
 def main():
     ready()
-    checks = sorted(((c.__doc__, c) for n, c in globals().items() if n.startswith('check_') and c.__doc__), key=lambda c: c[1] is not check_kernels)
-    longest_first = sorted(notebooks(), key=lambda p: 'tests' in p.parts)[::-1]        # so that both workers end together
+    checks = sorted(
+        ((c.__doc__, c) for n, c in globals().items() if n.startswith('check_') and c.__doc__),
+        key=lambda c: c[1] is not check_kernels,
+    )
+    # so that both workers end together
+    longest_first = sorted(notebooks(), key=lambda p: 'tests' in p.parts)[::-1]
     checks += [(str(p.relative_to(ROOT)), lambda p=p: check_notebook(p)) for p in longest_first]
     with ThreadPoolExecutor(WORKERS) as pool: results = list(pool.map(lambda c: attempt(*c), checks))
     print(f'{sum(results)} passed, {len(results) - sum(results)} failed')

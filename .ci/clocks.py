@@ -9,9 +9,22 @@ is allowed.
 import ast
 
 # CPU time (`process_time`) is not among them: it does not depend on what else the machine is doing
-CLOCKS = {'perf_counter', 'perf_counter_ns', 'monotonic', 'monotonic_ns', 'default_timer', 'elapsed_time', 'timeit',
-          'bandwidth', 'measured_machine', '_fastest', '_link', '_launch'}   # our own
-TIMED_KEYS = {'data_wait_seconds', 'tokens_per_s', 'eta_s'}                            # of what a step writes down
+CLOCKS = {
+    'perf_counter',
+    'perf_counter_ns',
+    'monotonic',
+    'monotonic_ns',
+    'default_timer',
+    'elapsed_time',
+    'timeit',
+    'bandwidth',
+    'measured_machine',
+    '_fastest',
+    '_link',
+    '_launch',
+}  # our own
+# of what a step writes down
+TIMED_KEYS = {'data_wait_seconds', 'tokens_per_s', 'eta_s'}
 GROWS = {'append', 'extend', 'appendleft'}
 WAITS = {'join', 'wait', 'poll', 'communicate', 'alarm', 'within'}
 PATIENCE = 300     # seconds: the least that a wait may be limited to
@@ -22,7 +35,8 @@ def called(node):
     return f.attr if isinstance(f, ast.Attribute) else f.id if isinstance(f, ast.Name) else ''
 
 def is_clock(node):
-    if isinstance(node, ast.Subscript): return isinstance(node.slice, ast.Constant) and node.slice.value in TIMED_KEYS
+    if isinstance(node, ast.Subscript):
+        return isinstance(node.slice, ast.Constant) and node.slice.value in TIMED_KEYS
     if not isinstance(node, ast.Call): return False
     of_time = isinstance(node.func, ast.Attribute) and getattr(node.func.value, 'id', '') == 'time'
     return called(node) in CLOCKS or of_time and called(node) == 'time'
@@ -39,7 +53,8 @@ def flows(tree):
     for n in ast.walk(tree):
         if isinstance(n, ast.Assign):
             for target in n.targets: yield from pairs(target, n.value)
-        elif isinstance(n, (ast.AugAssign, ast.NamedExpr, ast.AnnAssign)) and n.value: yield names(n.target), n.value
+        elif isinstance(n, (ast.AugAssign, ast.NamedExpr, ast.AnnAssign)) and n.value:
+            yield names(n.target), n.value
         elif isinstance(n, (ast.For, ast.comprehension)): yield names(n.target), n.iter
         elif isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr in GROWS:
             yield from ((names(n.func.value), arg) for arg in n.args)
@@ -49,7 +64,9 @@ def flows(tree):
 
 def pairs(target, value):
     "`a, b = f(), g()` is two assignments"
-    both = isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts)
+    both = (
+        isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts)
+    )
     if both: yield from ((names(t), v) for t, v in zip(target.elts, value.elts))
     elif isinstance(value, ast.Lambda): yield names(target), value.body
     else: yield names(target), value
@@ -74,10 +91,13 @@ def is_zero(node): return isinstance(node, ast.Constant) and node.value == 0
 def depends(test, timed):
     "Whether an asserted expression compares a timed value with anything but 0"
     for n in ast.walk(test):
-        if isinstance(n, ast.Compare) and any(isinstance(op, (ast.Lt, ast.LtE, ast.Gt, ast.GtE)) for op in n.ops):
+        if isinstance(n, ast.Compare) and any(
+            isinstance(op, (ast.Lt, ast.LtE, ast.Gt, ast.GtE)) for op in n.ops
+        ):
             sides = [n.left, *n.comparators]
             for a, b in zip(sides, sides[1:]):
-                if (is_timed(a, timed) or is_timed(b, timed)) and not is_zero(a) and not is_zero(b): return True
+                if (is_timed(a, timed) or is_timed(b, timed)) and not is_zero(a) and not is_zero(b):
+                    return True
     return False
 
 def limits(node):

@@ -31,7 +31,8 @@ def keep_outputs(notebook, before):
 
 def as_lab_has_them(outputs):
     "A copy of a file's outputs with every text as one string"
-    def joined(value): return ''.join(value) if isinstance(value, list) and all(isinstance(v, str) for v in value) else value
+    def joined(value):
+        return ''.join(value) if isinstance(value, list) and all(isinstance(v, str) for v in value) else value
     outputs = json.loads(json.dumps(outputs))
     for o in outputs:
         if 'text' in o: o['text'] = joined(o['text'])

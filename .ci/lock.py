@@ -27,8 +27,23 @@ def resolved(direct):
     with tempfile.TemporaryDirectory() as tmp:
         wanted = Path(tmp)/'wanted.in'
         wanted.write_text('\n'.join(requirements() + direct) + '\n', encoding='utf-8')
-        uv = [sys.executable, '-m', 'uv', 'pip', 'compile', '--universal', '--python-version', '3.11', '--no-config',
-              '--no-header', '--no-annotate', '--no-emit-index-url', '--no-emit-find-links', '--quiet', wanted]
+        uv = [
+            sys.executable,
+            '-m',
+            'uv',
+            'pip',
+            'compile',
+            '--universal',
+            '--python-version',
+            '3.11',
+            '--no-config',
+            '--no-header',
+            '--no-annotate',
+            '--no-emit-index-url',
+            '--no-emit-find-links',
+            '--quiet',
+            wanted,
+        ]
         return subprocess.run(uv, check=True, stdout=subprocess.PIPE, text=True, cwd=tmp).stdout.splitlines()
 
 def lower(lines, direct):

@@ -23,25 +23,52 @@ class StraightThrough(torch.autograd.Function):
 
 def no_scan(cache, x, *_): return StraightThrough.apply(x)
 def scan_with(f, Q=None):
-    def scan(cache, x, dt, A, B, C, D, chunk_size, seq_idx): return f(x, dt, A, B, C, Q or chunk_size, D, seq_idx=seq_idx)
+    def scan(cache, x, dt, A, B, C, D, chunk_size, seq_idx):
+        return f(x, dt, A, B, C, Q or chunk_size, D, seq_idx=seq_idx)
     return scan
 
-SCANS = {'no scan': no_scan, 'ssd': scan_with(ssd), 'ssd, chunks of 32': scan_with(ssd, 32), 'ssd_chunked': scan_with(ssd_chunked)}
+SCANS = {
+    'no scan': no_scan,
+    'ssd': scan_with(ssd),
+    'ssd, chunks of 32': scan_with(ssd, 32),
+    'ssd_chunked': scan_with(ssd_chunked),
+}
 
 def block(cfg, x, scan):
     "A function that runs our block forward and backward, and the block"
     m = mamba2.Mamba2(cfg)
-    def step(): mamba2._scan = scan; y = m(x); y.sum().backward(); return y
+    def step():
+        mamba2._scan = scan
+        y = m(x)
+        y.sum().backward()
+        return y
     return step, m
 
 def peer(cfg, x, ours):
     "The same for transformers' Mamba2Mixer with our weights, once it is seen to compute the same; None where it is not installed"
     if (modeling := optional('transformers.models.mamba2.modeling_mamba2')) is None: return None
     from transformers import Mamba2Config
-    shape = dict(hidden_size=cfg.d_model, num_heads=cfg.n_ssm_heads, head_dim=cfg.headdim, state_size=cfg.d_state, expand=cfg.expand)
-    m = modeling.Mamba2Mixer(Mamba2Config(**shape, n_groups=cfg.ngroups, conv_kernel=cfg.d_conv, chunk_size=cfg.chunk_size), layer_idx=0)
-    m.load_state_dict({k.replace('conv_', 'conv1d.'): v[:, None] if k == 'conv_weight' else v for k, v in ours.state_dict().items()})
-    def step(): y = m(x); y.sum().backward(); return y
+    shape = dict(
+        hidden_size=cfg.d_model,
+        num_heads=cfg.n_ssm_heads,
+        head_dim=cfg.headdim,
+        state_size=cfg.d_state,
+        expand=cfg.expand,
+    )
+    m = modeling.Mamba2Mixer(
+        Mamba2Config(**shape, n_groups=cfg.ngroups, conv_kernel=cfg.d_conv, chunk_size=cfg.chunk_size),
+        layer_idx=0,
+    )
+    m.load_state_dict(
+        {
+            k.replace('conv_', 'conv1d.'): v[:, None] if k == 'conv_weight' else v
+            for k, v in ours.state_dict().items()
+        }
+    )
+    def step():
+        y = m(x)
+        y.sum().backward()
+        return y
     mamba2._scan = SCANS['ssd']
     assert_close(m(x), ours(x), atol=1e-4, label="transformers' block against ours")
     return step
@@ -53,21 +80,33 @@ def measure(D, P, rows, T, repeats):
     x = torch.randn(rows, T, D, requires_grad=True)
     subjects = {}
     for name, scan in SCANS.items(): subjects[name], ours = block(cfg, x, scan)
-    if (step := peer(cfg, x, ours)) is None: print('transformers is not installed: no comparison with its Mamba2Mixer')
+    if (step := peer(cfg, x, ours)) is None:
+        print('transformers is not installed: no comparison with its Mamba2Mixer')
     else: subjects['transformers'] = step
     seconds = {name: [] for name in subjects}
     for i in range(repeats + 1):
         for name, step in subjects.items():
-            began = time.perf_counter(); step()
-            if i: seconds[name].append(round(time.perf_counter() - began, 5))                # the first round warms up
-    ratio = lambda a, b: round(statistics.median(s/t for s, t in zip(seconds[a], seconds[b])), 3)
+            began = time.perf_counter()
+            step()
+            # the first round warms up
+            if i: seconds[name].append(round(time.perf_counter() - began, 5))
+    def ratio(a, b): return round(statistics.median(s/t for s, t in zip(seconds[a], seconds[b])), 3)
     ratios = {f'{name} / no scan': ratio(name, 'no scan') for name in subjects if name != 'no scan'}
     if 'transformers' in subjects: ratios['transformers / ssd'] = ratio('transformers', 'ssd')
-    return dict(shape=[rows, T, D], heads=cfg.n_ssm_heads, headdim=P, d_state=8, chunk_size=64, seconds=seconds, ratios=ratios)
+    return dict(
+        shape=[rows, T, D],
+        heads=cfg.n_ssm_heads,
+        headdim=P,
+        d_state=8,
+        chunk_size=64,
+        seconds=seconds,
+        ratios=ratios,
+    )
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument('--repeats', type=int, default=15); p.add_argument('--dry', action='store_true')
+    p.add_argument('--repeats', type=int, default=15)
+    p.add_argument('--dry', action='store_true')
     a = p.parse_args()
     torch.set_num_threads(2)
     rows, T = (1, 130) if a.dry else (2, 1024)

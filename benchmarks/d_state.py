@@ -20,20 +20,42 @@ def train(N, seed, steps, data, val):
     seed_everything(seed)
     model = Elleci(dataclasses.replace(config.model, d_state=N))
     engine = make_engine(model, make_optimizer(model, config.train), config.train)
-    fit(engine, make_loader(data, config.train), val, config.train, lambda **e: rows.append(e), lambda i, place: None)
+    fit(
+        engine,
+        make_loader(data, config.train),
+        val,
+        config.train,
+        lambda **e: rows.append(e),
+        lambda i, place: None,
+    )
     seconds = sorted(r['seconds'] for r in rows if 'loss' in r)
-    return dict(d_state=N, seed=seed, seconds_per_step=round(seconds[len(seconds)//2], 4), **validate(engine, val, 4, 10**6))
+    return dict(
+        d_state=N,
+        seed=seed,
+        seconds_per_step=round(seconds[len(seconds) // 2], 4),
+        **validate(engine, val, 4, 10**6),
+    )
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument('--steps', type=int, default=200); p.add_argument('--seeds', type=int, default=2)
+    p.add_argument('--steps', type=int, default=200)
+    p.add_argument('--seeds', type=int, default=2)
     a, c = p.parse_args(), preset('elleci-tiny')
     tok, folder = train_tokenizer_on(c.train.data, c.model.vocab_size), tempfile.mkdtemp()
-    result = dict(preset='elleci-tiny', steps=a.steps, hardware=hardware(), torch=torch.__version__, commit=commit(),
-                  date=datetime.datetime.now(datetime.timezone.utc).strftime('%Y-%m-%d %H:%M UTC'), runs=[])
+    result = dict(
+        preset='elleci-tiny',
+        steps=a.steps,
+        hardware=hardware(),
+        torch=torch.__version__,
+        commit=commit(),
+        date=datetime.datetime.now(datetime.timezone.utc).strftime('%Y-%m-%d %H:%M UTC'),
+        runs=[],
+    )
     for seed in range(a.seeds):
         data, val = open_data(dataclasses.replace(c.train, steps=a.steps, seed=seed), tok, folder)
-        for N in (4, 16, 64): result['runs'].append(train(N, seed, a.steps, data, val)); print(result['runs'][-1], flush=True)
+        for N in (4, 16, 64):
+            result['runs'].append(train(N, seed, a.steps, data, val))
+            print(result['runs'][-1], flush=True)
     path = ROOT/'data'/'results'/f"d_state-{result['commit']}.json"
     atomic_write(path, json.dumps(result, indent=1) + '\n')
     print(f'written to {path.relative_to(ROOT)}')

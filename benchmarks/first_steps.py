@@ -30,13 +30,21 @@ def wide():
 
 def deep():
     model, train = tiny()
-    return replace(model, d_model=64, n_layers=32, headdim=32, d_ff=192), replace(train, seq_len=128, batch_size=1)
+    return replace(model, d_model=64, n_layers=32, headdim=32, d_ff=192), replace(
+        train, seq_len=128, batch_size=1
+    )
 
 def deep_streamed():
     model, _ = deep()
     return model, TrainConfig(seq_len=128, batch_size=1, grad_accum_steps=2, **HOST)
 
-CASES = {'elleci-tiny': tiny, 'wide-14m': wide, 'deep': deep, 'deep, streamed': deep_streamed, 'streamed-129m': streamed}
+CASES = {
+    'elleci-tiny': tiny,
+    'wide-14m': wide,
+    'deep': deep,
+    'deep, streamed': deep_streamed,
+    'streamed-129m': streamed,
+}
 
 def resident_peak(forget=False):
     "The highest resident set of this process since it was last forgotten, in bytes (Linux)"
@@ -52,7 +60,7 @@ def child(case, repeats):
     model = make_model(model_config, train)
     optimizer = make_optimizer(model, train)
     engine = make_engine(model, optimizer, train, 0, torch.device('cpu'))
-    tokens = lambda: torch.randint(model_config.vocab_size, (train.batch_size, train.seq_len))
+    def tokens(): return torch.randint(model_config.vocab_size, (train.batch_size, train.seq_len))
     micro = [[tokens(), tokens(), torch.zeros_like(tokens())] for _ in range(train.grad_accum_steps)]
     def steps():
         seconds = []
@@ -68,8 +76,19 @@ def child(case, repeats):
     with measure_steps(engine) as memory: measured = steps()
     extra = resident_peak() - before
     a = account(model_config, train, 'cpu')
-    print(json.dumps(dict(extra=extra, allowed=max(16*MiB, a.peak_allocated//10), tensors=a.peak_allocated, would_be_measured=can_measure(a),
-                          measured_tensors=memory.measurement().peak_allocated, plain_seconds=plain, measured_seconds=measured)))
+    print(
+        json.dumps(
+            dict(
+                extra=extra,
+                allowed=max(16 * MiB, a.peak_allocated // 10),
+                tensors=a.peak_allocated,
+                would_be_measured=can_measure(a),
+                measured_tensors=memory.measurement().peak_allocated,
+                plain_seconds=plain,
+                measured_seconds=measured,
+            )
+        )
+    )
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -80,12 +99,21 @@ def main():
     if a.child: return child(a.child, a.repeats)
     rows = []
     for case in a.cases:
-        done = subprocess.run([sys.executable, __file__, '--child', case, '--repeats', str(a.repeats)], capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, __file__, '--child', case, '--repeats', str(a.repeats)],
+            capture_output=True,
+            text=True,
+        )
         if done.returncode: sys.exit(done.stderr)
         rows.append(dict(case=case, **json.loads(done.stdout.splitlines()[-1])))
         r = rows[-1]
-        print(f"{case:16} {fmt_bytes(r['tensors']):>12} in tensors, {fmt_bytes(r['extra']):>10} more while measured ({fmt_bytes(r['allowed'])} allowed), "
-              f"a step {statistics.median(r['plain_seconds']):.2f} s, measured {statistics.median(r['measured_seconds']):.2f} s", flush=True)
+        print(
+            f"{case:16} {fmt_bytes(r['tensors']):>12} in tensors, {fmt_bytes(r['extra']):>10} more while "
+            f"measured ({fmt_bytes(r['allowed'])} allowed), "
+            f"a step {statistics.median(r['plain_seconds']):.2f} s, measured "
+            f"{statistics.median(r['measured_seconds']):.2f} s",
+            flush=True,
+        )
         assert r['extra'] <= r['allowed'] or not r['would_be_measured'], r
     result = dict(hardware=hardware(), torch=torch.__version__, commit=commit(), rows=rows,
                   date=datetime.datetime.now(datetime.timezone.utc).strftime('%Y-%m-%d %H:%M UTC'))

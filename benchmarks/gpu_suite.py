@@ -23,9 +23,39 @@ Exit code 1: a part broke, or a kernel computes something wrong. Targets that we
 """
 import argparse, datetime, importlib, json, math, os, random, re, subprocess, sys, tempfile, time
 from pathlib import Path
-sys.path.insert(1, str(Path(__file__).resolve().parents[1]))                 # elleci, where it is not installed
-PARTS = dict(machine=30, compile=130, numerics=60, ssd=110, block=30, fused=25, decode=15, bitnet=60, loss=60, account=100, step_time=60, layer_major=150, tiles=90)   # seconds at most
-TOTAL, RESERVED, COMPILED = 480, dict(layer_major=120), ('numerics', 'ssd', 'block', 'fused', 'decode', 'bitnet', 'loss', 'account', 'step_time', 'layer_major', 'tiles')
+# elleci, where it is not installed
+sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
+# seconds at most
+PARTS = dict(
+    machine=30,
+    compile=130,
+    numerics=60,
+    ssd=110,
+    block=30,
+    fused=25,
+    decode=15,
+    bitnet=60,
+    loss=60,
+    account=100,
+    step_time=60,
+    layer_major=150,
+    tiles=90,
+)
+TOTAL = 480
+RESERVED = dict(layer_major=120)
+COMPILED = (
+    'numerics',
+    'ssd',
+    'block',
+    'fused',
+    'decode',
+    'bitnet',
+    'loss',
+    'account',
+    'step_time',
+    'layer_major',
+    'tiles',
+)
 
 def plain(o):
     "What JSON can hold"
@@ -41,7 +71,9 @@ def run_part(a):
     from gpu.bench import Context
     ctx = Context(a.dry, a.limit, a.only == [a.part], json.loads(a.machine))
     with open(a.rows, 'a') as f:
-        for r in importlib.import_module(f'gpu.{a.part}').run(ctx): f.write(json.dumps(plain(r)) + '\n'); f.flush()
+        for r in importlib.import_module(f'gpu.{a.part}').run(ctx):
+            f.write(json.dumps(plain(r)) + '\n')
+            f.flush()
 
 def compile_share(a):
     "Compile every n-th launch of the parts chosen, and every n-th configuration of kernels that tune themselves"
@@ -49,16 +81,27 @@ def compile_share(a):
     from elleci.kernels import proof
     from gpu.ssd import peer_launches
     (k, n), driver = map(int, a.share.split('/')), proof.CompileOnlyDriver(a.capability)
-    proof.triton.runtime.driver.set_active(driver); torch.cuda.is_available = lambda: False
-    jobs = [j for name in COMPILED if name in a.only and name != 'tiles' for j in importlib.import_module(f'gpu.{name}').launches(a.dry)]
+    proof.triton.runtime.driver.set_active(driver)
+    torch.cuda.is_available = lambda: False
+    jobs = [
+        j
+        for name in COMPILED
+        if name in a.only and name != 'tiles'
+        for j in importlib.import_module(f'gpu.{name}').launches(a.dry)
+    ]
     tiles = importlib.import_module('gpu.tiles').launches(a.dry) if 'tiles' in a.only else []
-    for found in (jobs, tiles): random.Random(0).shuffle(found)                # so that no share gets all the slow ones
-    jobs = [(j, i % n == k) for i, j in enumerate(jobs)] + [(j, True) for j in (peer_launches(a.dry) if 'ssd' in a.only else [])] \
+    # so that no share gets all the slow ones
+    for found in (jobs, tiles): random.Random(0).shuffle(found)
+    jobs = (
+        [(j, i % n == k) for i, j in enumerate(jobs)]
+        + [(j, True) for j in (peer_launches(a.dry) if 'ssd' in a.only else [])]
         + [(j, i % n == k) for i, j in enumerate(tiles)]
+    )
     turn, share_out = [0], importlib.import_module('triton.runtime.autotuner').Autotuner
     def run(self, *args, **kwargs):
         for config in self.configs:
-            turn[0] += 1; self.best_config = config
+            turn[0] += 1
+            self.best_config = config
             if turn[0] % n != k: continue
             try: self.fn.run(*args, **kwargs, **config.all_kwargs())
             except Exception: pass                                           # a configuration that does not fit: the tuner skips it too
@@ -66,35 +109,80 @@ def compile_share(a):
     with open(a.rows, 'a') as f:
         for (name, launch), mine in jobs:
             if not mine: continue
-            driver.launch, began, problem, before = name, time.monotonic(), '', len(driver.rows)
+            driver.launch = name
+            began = time.monotonic()
+            problem = ''
+            before = len(driver.rows)
             try: launch()
             except Exception as e: problem = f'{type(e).__name__}: {" ".join(str(e).split())[:200]}'
-            kernels = [dict(zip(('kernel', 'registers', 'shared', 'stack'), (r.kernel, r.registers, r.shared, r.stack))) for r in driver.rows[before:]]
-            f.write(json.dumps(dict(launch=name, seconds=round(time.monotonic() - began, 2), kernels=kernels, problem=problem)) + '\n'); f.flush()
+            kernels = [
+                dict(
+                    zip(
+                        ('kernel', 'registers', 'shared', 'stack'), (r.kernel, r.registers, r.shared, r.stack)
+                    )
+                )
+                for r in driver.rows[before:]
+            ]
+            f.write(
+                json.dumps(
+                    dict(
+                        launch=name,
+                        seconds=round(time.monotonic() - began, 2),
+                        kernels=kernels,
+                        problem=problem,
+                    )
+                )
+                + '\n'
+            )
+            f.flush()
 
 # ------------------------------------------------------------------ in the process of the suite
 
 def worker(args, a, log):
     env = {**os.environ, 'PYTHONUNBUFFERED': '1'}
     if a.dry: env |= dict(TRITON_INTERPRET='1', MAMBA_DETERMINISTIC='1', CUDA_VISIBLE_DEVICES='')
-    if 'share' in ' '.join(args): env |= dict(TRITON_INTERPRET='0', CUDA_VISIBLE_DEVICES='', OMP_NUM_THREADS='1')
-    return subprocess.Popen([sys.executable, __file__, *args, *(['--dry'] if a.dry else [])], env=env, stdout=log, stderr=log)
+    if 'share' in ' '.join(args):
+        env |= dict(TRITON_INTERPRET='0', CUDA_VISIBLE_DEVICES='', OMP_NUM_THREADS='1')
+    return subprocess.Popen(
+        [sys.executable, __file__, *args, *(['--dry'] if a.dry else [])], env=env, stdout=log, stderr=log
+    )
 
 def show(part, r):
-    number = lambda v: '' if v is None else f'{v:.4g}' if isinstance(v, float) else str(v)
+    def number(v): return '' if v is None else f'{v:.4g}' if isinstance(v, float) else str(v)
     met = {True: '', False: '  missed', None: ''}[r.get('met')] + ('  FAILED' if r.get('error') else '')
-    print(f"{part:11}{number(r['target']):>9}{number(r['measured']):>11}{number(r['ratio']):>9} {r['unit']:18} {r['name']}{met}", flush=True)
+    print(
+        f"{part:11}{number(r['target']):>9}{number(r['measured']):>11}{number(r['ratio']):>9} "
+        f"{r['unit']:18} {r['name']}{met}",
+        flush=True,
+    )
 
 def finish(process, seconds):
     "Wait, at most so long; whether it ended by itself"
-    try: process.wait(seconds); return True
-    except subprocess.TimeoutExpired: process.kill(); process.wait(); return False
+    try:
+        process.wait(seconds)
+        return True
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return False
 
 def part(name, limit, machine, a, folder):
     "Rows of a part in a process of its own; what it said if it broke"
     rows, log = folder/f'{name}.rows', folder/f'{name}.log'
-    rows.touch(); began, shown, found = time.monotonic(), 0, []
-    args = ['--part', name, '--rows', str(rows), '--limit', str(limit), '--machine', json.dumps(machine), '--only', ','.join(a.only)]
+    rows.touch()
+    began, shown, found = time.monotonic(), 0, []
+    args = [
+        '--part',
+        name,
+        '--rows',
+        str(rows),
+        '--limit',
+        str(limit),
+        '--machine',
+        json.dumps(machine),
+        '--only',
+        ','.join(a.only),
+    ]
     with open(log, 'w') as f:
         process, ended = worker(args, a, f), None
         while ended is None:
@@ -102,7 +190,8 @@ def part(name, limit, machine, a, folder):
             elif time.monotonic() - began > limit + 5: ended = finish(process, 0)
             else: time.sleep(.1)
             lines = [l for l in rows.read_text().splitlines(True) if l.endswith('\n')]
-            found += (new := [json.loads(l) for l in lines[shown:]]); shown = len(lines)
+            found += (new := [json.loads(l) for l in lines[shown:]])
+            shown = len(lines)
             for r in new: show(name, r)
     result = dict(seconds=round(time.monotonic() - began, 1), rows=found)
     print(f'{name:11} {result["seconds"]} s', flush=True)
@@ -114,18 +203,43 @@ def part(name, limit, machine, a, folder):
 def compile_all(names, limit, a, folder):
     "Every kernel of these parts into Triton's cache, on all cores"
     n, began = 1 if a.dry else min(os.cpu_count(), 24), time.monotonic()
-    args = lambda k: ['--share', f'{k}/{n}', '--capability', str(a.capability), '--only', ','.join(names), '--rows', str(folder/f'compile.{k}')]
+    def args(k):
+        return [
+            '--share',
+            f'{k}/{n}',
+            '--capability',
+            str(a.capability),
+            '--only',
+            ','.join(names),
+            '--rows',
+            str(folder / f'compile.{k}'),
+        ]
     with open(folder/'compile.log', 'w') as log:
         processes = [worker(args(k), a, log) for k in range(n)]
         ended = [finish(p, max(0, limit - (time.monotonic() - began))) for p in processes]
-    done = [json.loads(l) for k in range(n) if (folder/f'compile.{k}').exists() for l in (folder/f'compile.{k}').read_text().splitlines() if l.endswith('}')]
-    kernels, problems = sum(len(d['kernels']) for d in done), [f"{d['launch']}: {d['problem']}" for d in done if d['problem']]
+    done = [
+        json.loads(l)
+        for k in range(n)
+        if (folder / f'compile.{k}').exists()
+        for l in (folder / f'compile.{k}').read_text().splitlines()
+        if l.endswith('}')
+    ]
+    kernels = sum(len(d['kernels']) for d in done)
+    problems = [f"{d['launch']}: {d['problem']}" for d in done if d['problem']]
     seconds = round(time.monotonic() - began, 1)
-    r = dict(name=f'kernels for sm_{a.capability}, {seconds} s on {n} cores; {len(problems)} launches that do not compile', target=None, measured=kernels,
-             ratio=None, unit='kernels', problems=problems, launches=[d for d in done if not d['launch'].startswith('mamba')])
+    r = dict(
+        name=f'kernels for sm_{a.capability}, {seconds} s on {n} cores; {len(problems)} launches that do not compile',
+        target=None,
+        measured=kernels,
+        ratio=None,
+        unit='kernels',
+        problems=problems,
+        launches=[d for d in done if not d['launch'].startswith('mamba')],
+    )
     show('compile', r)
     result = dict(seconds=seconds, rows=[r])
-    if not all(ended): result['cut'] = f'stopped after {limit:.0f} s: what is missing is compiled when it is launched'
+    if not all(ended):
+        result['cut'] = f'stopped after {limit:.0f} s: what is missing is compiled when it is launched'
     elif not done: result['error'] = (folder/'compile.log').read_text()[-3000:]
     return result
 
@@ -135,7 +249,10 @@ def results(a, chosen, folder):
     for i, name in enumerate(chosen):
         later = sum(RESERVED.get(n, 0) for n in chosen[i+1:])
         limit = min(PARTS[name], TOTAL - 8 - later - (time.monotonic() - began))
-        if limit < 5: found[name] = dict(seconds=0, rows=[], cut='no time was left'); print(f'{name}: no time was left'); continue
+        if limit < 5:
+            found[name] = dict(seconds=0, rows=[], cut='no time was left')
+            print(f'{name}: no time was left')
+            continue
         if name == 'compile':
             a.capability = a.capability or machine.get('capability') or 90
             todo = [n for n in COMPILED if n in chosen] or list(COMPILED)
@@ -151,38 +268,64 @@ def write(a, found, machine, seconds):
     from tiny import ROOT, commit
     from elleci.core import atomic_write
     name = a.commit or commit() or 'unknown'
-    card = re.sub(r'[^a-z0-9]+', '-', re.sub(r'nvidia|geforce', '', machine.get('device', 'unknown').lower())).strip('-')
+    card = re.sub(
+        r'[^a-z0-9]+', '-', re.sub(r'nvidia|geforce', '', machine.get('device', 'unknown').lower())
+    ).strip('-')
     path = Path(a.out) if a.out else ROOT/'data'/'results'/f'{card}-{name}.json'
     old = json.loads(path.read_text()) if path.exists() else {}
     parts = (old.get('parts', {}) if old.get('commit') == name and old.get('dry') == a.dry else {}) | found
     result = dict(machine=machine, commit=name, dry=a.dry, seconds=seconds, parts=parts,
                   date=datetime.datetime.now(datetime.timezone.utc).strftime('%Y-%m-%d %H:%M UTC'))
-    path.parent.mkdir(parents=True, exist_ok=True); atomic_write(path, json.dumps(result, indent=1, ensure_ascii=False) + '\n'); print(f'written to {path}')
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(path, json.dumps(result, indent=1, ensure_ascii=False) + '\n')
+    print(f'written to {path}')
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument('--only', default='', metavar='PARTS'); p.add_argument('--dry', action='store_true'); p.add_argument('--out', metavar='FILE')
-    p.add_argument('--commit', help='where there is no git'); p.add_argument('--capability', type=int, help='of the card to compile for')
+    p.add_argument('--only', default='', metavar='PARTS')
+    p.add_argument('--dry', action='store_true')
+    p.add_argument('--out', metavar='FILE')
+    p.add_argument('--commit', help='where there is no git')
+    p.add_argument('--capability', type=int, help='of the card to compile for')
     for hidden in ('part', 'rows', 'machine', 'share'): p.add_argument(f'--{hidden}', help=argparse.SUPPRESS)
     p.add_argument('--limit', type=float, help=argparse.SUPPRESS)
-    a = p.parse_args(); a.only = a.only.split(',') if a.only else []
+    a = p.parse_args()
+    a.only = a.only.split(',') if a.only else []
     if a.share: return compile_share(a)
     if a.part: return run_part(a)
-    if unknown := [n for n in a.only if n not in PARTS]: p.error(f'{unknown[0]!r} is no part: choose from {", ".join(PARTS)}.')
-    chosen = [n for n in PARTS if not a.only or n in a.only or n == 'machine' or n == 'compile' and not a.dry and set(a.only) & set(COMPILED)]
+    if unknown := [n for n in a.only if n not in PARTS]:
+        p.error(f'{unknown[0]!r} is no part: choose from {", ".join(PARTS)}.')
+    chosen = [
+        n
+        for n in PARTS
+        if not a.only
+        or n in a.only
+        or n == 'machine'
+        or n == 'compile'
+        and not a.dry
+        and set(a.only) & set(COMPILED)
+    ]
     if a.only == ['compile']: chosen = ['compile']
     elif not a.dry:
         import torch
-        if not torch.cuda.is_available(): raise SystemExit('gpu_suite: torch sees no GPU here; --dry goes through all parts at toy size on the CPU.')
+        if not torch.cuda.is_available():
+            raise SystemExit(
+                'gpu_suite: torch sees no GPU here; --dry goes through all parts at toy size on the CPU.'
+            )
     began = time.monotonic()
     print(f'{"part":11}{"target":>9}{"measured":>11}{"ratio":>9} {"unit":18} what')
     with tempfile.TemporaryDirectory() as folder: found, machine = results(a, chosen, Path(folder))
     seconds = round(time.monotonic() - began, 1)
     rows = [(n, r) for n, f in found.items() for r in f['rows']]
-    missed, wrong = [r for _, r in rows if r.get('met') is False], [(n, r) for n, r in rows if r.get('error') or r.get('must') and not r['met']]
+    missed = [r for _, r in rows if r.get('met') is False]
+    wrong = [(n, r) for n, r in rows if r.get('error') or r.get('must') and not r['met']]
     broken = [n for n, f in found.items() if 'error' in f]
-    print(f'{len(rows)} rows in {seconds} s; {sum(r.get("met") is True for _, r in rows)} targets reached, {len(missed)} missed; '
-          f'broken: {", ".join(broken) or "nothing"}; cut: {", ".join(n for n, f in found.items() if "cut" in f) or "nothing"}')
+    print(
+        f'{len(rows)} rows in {seconds} s; {sum(r.get("met") is True for _, r in rows)} targets reached, '
+        f'{len(missed)} missed; '
+        f'broken: {", ".join(broken) or "nothing"}; cut: '
+        f'{", ".join(n for n, f in found.items() if "cut" in f) or "nothing"}'
+    )
     for n, r in wrong: print(f'FAILED {n}: {r["name"]}')
     if not a.dry and chosen != ['compile'] or a.out: write(a, found, machine, seconds)
     sys.exit(1 if broken or wrong else 0)

@@ -39,7 +39,10 @@ def synthesise(docs, path, size, seed=0):
     return written
 
 def children(pid):
-    try: return [int(p) for t in Path(f'/proc/{pid}/task').iterdir() for p in (t/'children').read_text().split()]
+    try:
+        return [
+            int(p) for t in Path(f'/proc/{pid}/task').iterdir() for p in (t / 'children').read_text().split()
+        ]
     except OSError: return []
 
 def memory(pid):
@@ -59,7 +62,12 @@ def watched(process, every=.1):
     peak = dict(parent=0, largest_worker=0, all_proportional=0, workers=0)
     while process.poll() is None:
         (rss, pss), worker_memory = memory(process.pid), [memory(p) for p in children(process.pid)]
-        now = dict(parent=rss, largest_worker=max((r for r, _ in worker_memory), default=0), all_proportional=pss + sum(p for _, p in worker_memory), workers=len(worker_memory))
+        now = dict(
+            parent=rss,
+            largest_worker=max((r for r, _ in worker_memory), default=0),
+            all_proportional=pss + sum(p for _, p in worker_memory),
+            workers=len(worker_memory),
+        )
         peak = {k: max(peak[k], now[k]) for k in peak}
         time.sleep(every)
     return peak
@@ -67,7 +75,9 @@ def watched(process, every=.1):
 def write(text, out, tokenizer, workers):
     "One pre-tokenisation, timed inside its process, without the import of torch but with the start of the workers"
     before = idle()
-    process = subprocess.Popen([sys.executable, '-c', CHILD, text, out, tokenizer, str(workers)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, '-c', CHILD, text, out, tokenizer, str(workers)], stdout=subprocess.PIPE, text=True
+    )
     peak, said = watched(process), process.stdout.read()
     if process.returncode: raise SystemExit(f'pretokenize ended with {process.returncode}')
     (unused, ticks), (seconds, cpu) = idle() - before, map(float, said.split())
@@ -77,7 +87,9 @@ def speed(f, n, repeats):
     "Tokens per second, the median; the first run warms the map"
     seconds = []
     for _ in range(repeats + 1):
-        began = time.perf_counter(); f(); seconds.append(time.perf_counter() - began)
+        began = time.perf_counter()
+        f()
+        seconds.append(time.perf_counter() - began)
     return round(n/statistics.median(seconds[1:]))
 
 def shuffled(shards, some, seed=0):
@@ -97,33 +109,63 @@ def read(out, repeats, T=2**16):
     verifying = -time.perf_counter() + (verify_shards(shards), time.perf_counter())[1]
     maps = [shards.map(k) for k in range(min(len(shards.shards), shards.cache))]
     held = sum(len(m) for m in maps)
-    return dict(ranges=speed(lambda: [read_range(shards, i, min(n, i + T)) for i in range(0, n, T)], n, repeats),
-                packed_rows_of_1024=speed(lambda: [rows.row(k) for k in range(some//1024)], some//1024*1024, repeats),
-                documents_shuffled=speed(lambda: shuffled(shards, some), some, repeats),
-                documents=speed(lambda: [read_document(shards, i) for i in range(200)], sum(len(read_document(shards, i)[2]) for i in range(200)), repeats),
-                checksum_mb_per_s=round(speed(lambda: [zlib.crc32(m) for m in maps], held*shards.dtype.itemsize, repeats)/1e6),
-                verify_mb_per_s=round(n*shards.dtype.itemsize/1e6/verifying)), dict(tokens=n, documents=shards.num_documents, shards=len(shards.shards))
+    return dict(
+        ranges=speed(lambda: [read_range(shards, i, min(n, i + T)) for i in range(0, n, T)], n, repeats),
+        packed_rows_of_1024=speed(
+            lambda: [rows.row(k) for k in range(some // 1024)], some // 1024 * 1024, repeats
+        ),
+        documents_shuffled=speed(lambda: shuffled(shards, some), some, repeats),
+        documents=speed(
+            lambda: [read_document(shards, i) for i in range(200)],
+            sum(len(read_document(shards, i)[2]) for i in range(200)),
+            repeats,
+        ),
+        checksum_mb_per_s=round(
+            speed(lambda: [zlib.crc32(m) for m in maps], held * shards.dtype.itemsize, repeats) / 1e6
+        ),
+        verify_mb_per_s=round(n * shards.dtype.itemsize / 1e6 / verifying),
+    ), dict(tokens=n, documents=shards.num_documents, shards=len(shards.shards))
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument('--megabytes', type=int, default=100); p.add_argument('--num-workers', '--workers', type=int, default=os.cpu_count())
-    p.add_argument('--repeats', type=int, default=3); p.add_argument('--dry', action='store_true')
+    p.add_argument('--megabytes', type=int, default=100)
+    p.add_argument('--num-workers', '--workers', type=int, default=os.cpu_count())
+    p.add_argument('--repeats', type=int, default=3)
+    p.add_argument('--dry', action='store_true')
     p.add_argument('--out', type=Path, default=ROOT/'data'/'results', help='folder for the result')
     a = p.parse_args()
     size, repeats = (4*10**6, 1) if a.dry else (a.megabytes*10**6, a.repeats)
     data = tuple((part, f'embedded:{part}') for part in ('english', 'italian'))
     docs = [d for name, spec in data for d in iter_documents(name, spec)]
-    result = dict(hardware=hardware(), python=platform.python_version(), numpy=np.__version__, commit=commit(), workers=a.num_workers, vocab_size=8192,
-                  date=datetime.datetime.now(datetime.timezone.utc).strftime('%Y-%m-%d %H:%M UTC'))
+    result = dict(
+        hardware=hardware(),
+        python=platform.python_version(),
+        numpy=np.__version__,
+        commit=commit(),
+        workers=a.num_workers,
+        vocab_size=8192,
+        date=datetime.datetime.now(datetime.timezone.utc).strftime('%Y-%m-%d %H:%M UTC'),
+    )
     with tempfile.TemporaryDirectory() as tmp:
         tmp = Path(tmp)
         save_tokenizer(train_tokenizer_on(data, result['vocab_size']), tmp/'tokenizer.json')
         text_bytes, runs = synthesise(docs, tmp/'text.jsonl', size), []
         for i in range(repeats):
             r = write(tmp/'text.jsonl', tmp/f'out{i}', tmp/'tokenizer.json', a.num_workers)
-            runs.append(r | dict(mb_per_s=text_bytes/1e6/r['seconds'], cpu_share=r['cpu_seconds']/r['seconds']/min(a.num_workers, os.cpu_count())))
-            print(f"{runs[-1]['mb_per_s']:.2f} MB/s, {runs[-1]['cpu_share']:.0%} of {a.num_workers} cores (the machine idle {r['machine_idle']:.0%}), {r['peak_bytes']['all_proportional']/MiB:.0f} MiB in all "
-                  f"(parent {r['peak_bytes']['parent']/MiB:.0f}, a worker {r['peak_bytes']['largest_worker']/MiB:.0f} resident)")
+            runs.append(
+                r
+                | dict(
+                    mb_per_s=text_bytes / 1e6 / r['seconds'],
+                    cpu_share=r['cpu_seconds'] / r['seconds'] / min(a.num_workers, os.cpu_count()),
+                )
+            )
+            print(
+                f"{runs[-1]['mb_per_s']:.2f} MB/s, {runs[-1]['cpu_share']:.0%} of {a.num_workers} cores "
+                f"(the machine idle {r['machine_idle']:.0%}), "
+                f"{r['peak_bytes']['all_proportional'] / MiB:.0f} MiB in all "
+                f"(parent {r['peak_bytes']['parent'] / MiB:.0f}, a worker "
+                f"{r['peak_bytes']['largest_worker'] / MiB:.0f} resident)"
+            )
         reading, size = read(tmp/'out0', max(repeats, 3))
         result |= dict(text_bytes=text_bytes, size=size, runs=runs, read_tokens_per_s=reading)
     print(size, {k: f'{v:,}' for k, v in reading.items()})

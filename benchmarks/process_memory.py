@@ -19,8 +19,15 @@ from elleci.engine.offload import allow_malloc_tuning, tune_malloc
 from elleci.training.telemetry import read_metrics
 from tiny import ROOT, commit, hardware
 
-HOST = dict(engine='layer-major', clip_by='layer', weights_on='host', states_on='host', block_inputs_on='pageable', optimizer='lion8',
-            precision='bf16-weights')
+HOST = dict(
+    engine='layer-major',
+    clip_by='layer',
+    weights_on='host',
+    states_on='host',
+    block_inputs_on='pageable',
+    optimizer='lion8',
+    precision='bf16-weights',
+)
 SHORT = dict(steps=3, val_rows=3, val_every=10**8, save_every=10**8)
 
 def streamed():
@@ -67,16 +74,32 @@ def child(case, way):
         tune_malloc()
     if way == 'without the comparison': elleci.training.run.measure_first_steps = lambda steps, *_: steps
     elleci.config.PRESETS['measured'] = CASES[case]
-    accounts, watched, preflight, make = [], Watched(), elleci.training.run.preflight, elleci.training.run.make_engine
+    accounts = []
+    watched = Watched()
+    preflight = elleci.training.run.preflight
+    make = elleci.training.run.make_engine
     elleci.training.run.preflight = lambda *a: accounts.append(preflight(*a)) or accounts[0]
     elleci.training.run.make_engine = lambda *a, **k: watched(make(*a, **k))
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         elleci.training.run.elleci_train(preset='measured', out=f'{folder}/run')
         rows = read_metrics(Path(folder)/'run')
     a = accounts[0]
-    print(json.dumps(dict(imports=imports, peak=status()[1] - imports, peak_in_steps=max(watched.resident) - imports, tensors=a.peak_allocated,
-        measured_tensors=next((r['measured_peak'] for r in rows if 'measured_peak' in r), None), before=a.process_before - imports, margin=a.margin,
-        checkpoint=a.checkpoint_bytes, cpu_seconds=watched.seconds, page_faults=watched.faults)))
+    print(
+        json.dumps(
+            dict(
+                imports=imports,
+                peak=status()[1] - imports,
+                peak_in_steps=max(watched.resident) - imports,
+                tensors=a.peak_allocated,
+                measured_tensors=next((r['measured_peak'] for r in rows if 'measured_peak' in r), None),
+                before=a.process_before - imports,
+                margin=a.margin,
+                checkpoint=a.checkpoint_bytes,
+                cpu_seconds=watched.seconds,
+                page_faults=watched.faults,
+            )
+        )
+    )
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -87,7 +110,9 @@ def main():
     rows = []
     for case in a.cases:
         for way in WAYS:
-            done = subprocess.run([sys.executable, __file__, '--child', case, way], capture_output=True, text=True)
+            done = subprocess.run(
+                [sys.executable, __file__, '--child', case, way], capture_output=True, text=True
+            )
             if done.returncode: sys.exit(done.stderr)
             rows.append(dict(case=case, way=way, **json.loads(done.stdout.splitlines()[-1])))
             print({k: fmt_bytes(v) if isinstance(v, int) else v for k, v in rows[-1].items()}, flush=True)

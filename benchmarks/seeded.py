@@ -38,14 +38,19 @@ PATTERNS = ('M', 'A', 'E', 'MMMA', 'MEA')
 def trained(config):
     "One training: every loss, every validation loss and a checksum of the weights at its end"
     silent = io.StringIO()
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(silent), contextlib.redirect_stderr(silent):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.redirect_stdout(silent),
+        contextlib.redirect_stderr(silent),
+    ):
         elleci_train(config=config, out=f'{folder}/run')
         rows = read_metrics(f'{folder}/run')
         last = max(Path(folder).glob('run/checkpoints/*/model.safetensors'))
         weights = load_file(last)
     crc = 0
-    for name in sorted(weights): crc = zlib.crc32(weights[name].contiguous().view(torch.uint8).numpy().tobytes(), crc)
-    exact = lambda key: [float(r[key]).hex() for r in rows if key in r]
+    for name in sorted(weights):
+        crc = zlib.crc32(weights[name].contiguous().view(torch.uint8).numpy().tobytes(), crc)
+    def exact(key): return [float(r[key]).hex() for r in rows if key in r]
     return dict(loss=exact('loss'), val_loss=exact('val_loss'), weights=f'{crc:08x}')
 
 
@@ -54,7 +59,10 @@ def trainings():
     tiny = preset('elleci-tiny', steps=50, val_every=50, save_every=50)
     layer_major = dataclasses.replace(tiny.train, engine='layer-major', clip_by='layer')
     short = dataclasses.replace(tiny.train, steps=5, val_every=5, save_every=5)
-    runs = {'grad accum, 50 steps': tiny, 'layer-major, 50 steps': dataclasses.replace(tiny, train=layer_major)}
+    runs = {
+        'grad accum, 50 steps': tiny,
+        'layer-major, 50 steps': dataclasses.replace(tiny, train=layer_major),
+    }
     for pattern in PATTERNS:
         model = dataclasses.replace(tiny.model, pattern=pattern)
         runs[f'{pattern}, 5 steps'] = dataclasses.replace(tiny, model=model, train=short)

@@ -41,7 +41,10 @@ def catalogues(folder=CATALOGUES):
 
 def embedded():
     "{language: [documents]} of the corpus that is always there"
-    parts = {name: [p for d in iter_documents(name, spec) for p in grouped(d.text.split('\n\n'))] for name, spec in EMBEDDED}
+    parts = {
+        name: [p for d in iter_documents(name, spec) for p in grouped(d.text.split('\n\n'))]
+        for name, spec in EMBEDDED
+    }
     english = random.Random(0).sample(parts['english'], min(len(parts['english']), 10*len(parts['italian'])))
     return {'en': sorted(english), 'it': parts['italian'] + parts['instructions']}
 
@@ -59,7 +62,8 @@ def grouped(messages):
 def bilingual():
     "What the text is, and {language: [documents]}"
     texts = catalogues()
-    if min(len(t) for t in texts.values()) >= 500: return 'gettext catalogues of installed programs, msgid and msgstr', texts
+    if min(len(t) for t in texts.values()) >= 500:
+        return 'gettext catalogues of installed programs, msgid and msgstr', texts
     return 'the embedded corpus', embedded()
 
 def split(texts):
@@ -92,11 +96,18 @@ def train(config, tok, folder, val, labels, held_bytes):
     seconds = time.perf_counter() - began
     bits = {}
     for language, rows in val.items():
-        bits[language] = validate(engine, {language: rows}, 16, 10**6)['val_loss']*labels[language]/math.log(2)
+        bits[language] = (
+            validate(engine, {language: rows}, 16, 10**6)['val_loss'] * labels[language] / math.log(2)
+        )
     per_byte = {language: round(b/held_bytes[language], 4) for language, b in bits.items()}
     every = max(1, t.steps//12)
     curve = [[i + every, round(float(np.mean(losses[i:i + every])), 4)] for i in range(0, t.steps, every)]
-    return dict(bits_per_byte=round(sum(bits.values())/sum(held_bytes.values()), 4), **per_byte, seconds=round(seconds, 1), curve=curve)
+    return dict(
+        bits_per_byte=round(sum(bits.values()) / sum(held_bytes.values()), 4),
+        **per_byte,
+        seconds=round(seconds, 1),
+        curve=curve,
+    )
 
 def measure(order, seeds, steps):
     "The trainings on text that is 'sorted' or 'permuted' beforehand: a line of JSON each"
@@ -108,16 +119,26 @@ def measure(order, seeds, steps):
         tok_path = Path(tmp)/'tokenizer.json'
         save_tokenizer(train_tokenizer([text for _, text in named], tiny.model.vocab_size), tok_path)
         tok = load_tokenizer(tok_path)
-        encoded = {l: encode_documents(tok, [Document('held', str(i), t) for i, t in enumerate(ts)]) for l, ts in held.items()}
+        encoded = {
+            l: encode_documents(tok, [Document('held', str(i), t) for i, t in enumerate(ts)])
+            for l, ts in held.items()
+        }
         val = {language: pack_documents(docs, tiny.train.seq_len) for language, docs in encoded.items()}
-        labels = {language: sum(len(d) - 1 for d in docs) for language, docs in encoded.items()}     # of a document all but its first token
+        # of a document all but its first token
+        labels = {language: sum(len(d) - 1 for d in docs) for language, docs in encoded.items()}
         held_bytes = {language: sum(len(t.encode()) for t in ts) for language, ts in held.items()}
         size = {l: sum(len(x.encode()) for n, x in named if n.startswith(l)) for l in LANGUAGES}
-        print(json.dumps(dict(text=source, documents=len(named), bytes=size, held_out_bytes=held_bytes)), flush=True)
+        print(
+            json.dumps(dict(text=source, documents=len(named), bytes=size, held_out_bytes=held_bytes)),
+            flush=True,
+        )
         for seed in seeds:
             where = data(Path(tmp)/f'{order}-{seed}', named, tok, seed if order == 'permuted' else None)
             config = preset('elleci-tiny', steps=steps, seed=seed, data=where, mix=())
-            print(json.dumps(dict(order=order, seed=seed) | train(config, tok, tmp, val, labels, held_bytes)), flush=True)
+            print(
+                json.dumps(dict(order=order, seed=seed) | train(config, tok, tmp, val, labels, held_bytes)),
+                flush=True,
+            )
 
 def measured(order, seeds, steps, package=ROOT):
     "The lines of `measure` in a process of its own, with another version of the package if need be"
@@ -131,7 +152,9 @@ def measured(order, seeds, steps, package=ROOT):
 
 def older_version(name, folder):
     "Another commit of this repository, checked out into `folder`"
-    archive = subprocess.run(['git', 'archive', name, 'elleci', 'data/corpus'], cwd=ROOT, capture_output=True, check=True).stdout
+    archive = subprocess.run(
+        ['git', 'archive', name, 'elleci', 'data/corpus'], cwd=ROOT, capture_output=True, check=True
+    ).stdout
     subprocess.run(['tar', '-x', '-C', folder], input=archive, check=True)
     return folder
 
@@ -139,14 +162,19 @@ def summary(runs):
     "Means over the seeds, and how much worse than permuted each order is"
     kinds = dict.fromkeys((r['order'], r.get('version', '')) for r in runs)
     found = {k: [r for r in runs if (r['order'], r.get('version', '')) == k] for k in kinds}
-    means = {k: {key: round(float(np.mean([r[key] for r in rs])), 4) for key in ('bits_per_byte', *LANGUAGES)} for k, rs in found.items()}
+    means = {
+        k: {key: round(float(np.mean([r[key] for r in rs])), 4) for key in ('bits_per_byte', *LANGUAGES)}
+        for k, rs in found.items()
+    }
     reference = means.get(('permuted', ''), {}).get('bits_per_byte', math.nan)
     return [dict(order=' '.join(filter(None, k)), seeds=len(found[k])) | m
             | dict(against_permuted=round(m['bits_per_byte']/reference - 1, 4)) for k, m in means.items()]
 
 def write(result, path):
     "A pair of numbers to a line"
-    flat = re.sub(r'\[\s+([\d.]+),\s+([\d.]+)\s+\]', r'[\1, \2]', json.dumps(result, indent=1, ensure_ascii=False))
+    flat = re.sub(
+        r'\[\s+([\d.]+),\s+([\d.]+)\s+\]', r'[\1, \2]', json.dumps(result, indent=1, ensure_ascii=False)
+    )
     atomic_write(path, flat + '\n')
 
 def main():
@@ -158,8 +186,15 @@ def main():
     a = p.parse_args()
     if a.dry: a.steps, a.seeds = 3, 1
     t = preset('elleci-tiny').train
-    result = dict(preset='elleci-tiny', steps=a.steps, tokens_per_step=t.tokens_per_step, hardware=hardware(), torch=torch.__version__, commit=commit(),
-                  date=datetime.datetime.now(datetime.timezone.utc).strftime('%Y-%m-%d %H:%M UTC'))
+    result = dict(
+        preset='elleci-tiny',
+        steps=a.steps,
+        tokens_per_step=t.tokens_per_step,
+        hardware=hardware(),
+        torch=torch.__version__,
+        commit=commit(),
+        date=datetime.datetime.now(datetime.timezone.utc).strftime('%Y-%m-%d %H:%M UTC'),
+    )
     runs, path = [], ROOT/'data'/'results'/f"shuffle-{result['commit']}.json"
     def note(lines, **more):
         for line in lines:

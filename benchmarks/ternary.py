@@ -22,7 +22,8 @@ from elleci.training.run import validate
 from tiny import ROOT, commit, hardware
 
 EVERY = 20   # steps in a point of the loss curve, and between two records of the weights
-VARIANTS = {'ternary': (True, False), 'bf16': (False, False), 'ternary, int8 backward': (True, True)} # ternary? gradients in int8?
+# ternary? gradients in int8?
+VARIANTS = {'ternary': (True, False), 'bf16': (False, False), 'ternary, int8 backward': (True, True)}
 
 class Health:
     "What the weights of the ternary layers do"
@@ -30,7 +31,8 @@ class Health:
         self.weights = {n: m.weight for n, m in model.named_modules() if isinstance(m, BitLinear)}
         self.recorded, self.before, self.rows = self.codes(), None, []
     def codes(self): return {n: ternary_codes(w.detach()) for n, w in self.weights.items()}
-    def flips(self, a, b): return [float(ternary_flips(a[n], b[n], w.shape[1])) for n, w in self.weights.items()]
+    def flips(self, a, b):
+        return [float(ternary_flips(a[n], b[n], w.shape[1])) for n, w in self.weights.items()]
     def look(self, step):
         "Called after every step, and before the first with 0"
         if step % EVERY == EVERY - 1: self.before = self.codes()
@@ -40,9 +42,23 @@ class Health:
         flips = self.flips(self.before, now) if self.before else [0.]*len(shares)
         since = self.flips(self.recorded, now)
         sizes = torch.tensor([w.numel() for w in self.weights.values()], dtype=torch.float64)
-        mean = lambda values: [round(v, 6) for v in (sizes/sizes.sum() @ torch.tensor(values, dtype=torch.float64)).reshape(-1).tolist()]
-        self.rows.append(dict(step=step, shares=mean(shares), flips=mean(flips)[0], flips_since=mean(since)[0],
-                              layer_zeros=[round(s[1], 4) for s in shares], layer_flips=[round(f, 6) for f in flips]))
+        def mean(values):
+            return [
+                round(v, 6)
+                for v in (sizes / sizes.sum() @ torch.tensor(values, dtype=torch.float64))
+                .reshape(-1)
+                .tolist()
+            ]
+        self.rows.append(
+            dict(
+                step=step,
+                shares=mean(shares),
+                flips=mean(flips)[0],
+                flips_since=mean(since)[0],
+                layer_zeros=[round(s[1], 4) for s in shares],
+                layer_flips=[round(f, 6) for f in flips],
+            )
+        )
         self.recorded = now
 
 def build(ternary, int8, config, device):
@@ -55,7 +71,13 @@ def build(ternary, int8, config, device):
     for m in model.modules():
         if isinstance(m, BitLinear): m.int8_backward = int8
     model.to(device)
-    return GradAccumStep(model, make_optimizer(model, config.train), config.train.max_grad_norm, precision='bf16', seed=config.train.seed)
+    return GradAccumStep(
+        model,
+        make_optimizer(model, config.train),
+        config.train.max_grad_norm,
+        precision='bf16',
+        seed=config.train.seed,
+    )
 
 def train(name, config, data, val, device):
     "One training: the mean loss of each 20 steps, the weights' health, and the validation losses at the end"
@@ -68,37 +90,73 @@ def train(name, config, data, val, device):
         losses.append(engine.step([[x.to(device) for x in m] for m in micro])['loss'])
         if health: health.look(i)
     seconds = time.perf_counter() - began
-    curve = [[min(i + EVERY, len(losses)), sum(losses[i:i + EVERY])/len(losses[i:i + EVERY])] for i in range(0, len(losses), EVERY)]
-    return dict(variant=name, seed=t.seed, lr=t.lr, seconds=round(seconds, 1), curve=[[i, round(l, 5)] for i, l in curve],
-                **validate(engine, val, t.batch_size, 1 if t.steps <= EVERY + 1 else 10**6), **(dict(layers=list(health.weights), health=health.rows) if health else {}))
+    curve = [
+        [min(i + EVERY, len(losses)), sum(losses[i : i + EVERY]) / len(losses[i : i + EVERY])]
+        for i in range(0, len(losses), EVERY)
+    ]
+    return dict(
+        variant=name,
+        seed=t.seed,
+        lr=t.lr,
+        seconds=round(seconds, 1),
+        curve=[[i, round(l, 5)] for i, l in curve],
+        **validate(engine, val, t.batch_size, 1 if t.steps <= EVERY + 1 else 10**6),
+        **(dict(layers=list(health.weights), health=health.rows) if health else {}),
+    )
 
 def write(result, path):
     "One line to a list of numbers or names"
-    flat = lambda m: re.sub(r'\s+', ' ', m[0]).replace('[ ', '[').replace(' ]', ']')
+    def flat(m): return re.sub(r'\s+', ' ', m[0]).replace('[ ', '[').replace(' ]', ']')
     atomic_write(path, re.sub(r'\[[^][{}]*\]', flat, json.dumps(result, indent=1)) + '\n')
 
 def main():
-    p, tiny = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter), preset('elleci-tiny')
-    p.add_argument('--steps', type=int, default=tiny.train.steps); p.add_argument('--seeds', type=int, default=3)
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    tiny = preset('elleci-tiny')
+    p.add_argument('--steps', type=int, default=tiny.train.steps)
+    p.add_argument('--seeds', type=int, default=3)
     p.add_argument('--lr', type=float, default=tiny.train.lr)
     p.add_argument('--commit', default=None, help='of this code, where it is not a checkout')
-    p.add_argument('--int8', action='store_true', help='gradients in int8 against bf16, instead of ternary against ordinary layers')
+    p.add_argument(
+        '--int8',
+        action='store_true',
+        help='gradients in int8 against bf16, instead of ternary against ordinary layers',
+    )
     p.add_argument('--dry', action='store_true', help='21 steps of each variant, nothing is written')
     a = p.parse_args()
     if a.dry: a.steps, a.seeds = EVERY + 1, 1
     device = pick_device()
     tok, folder = train_tokenizer_on(tiny.train.data, tiny.model.vocab_size), tempfile.mkdtemp()
-    result = dict(preset='elleci-tiny', precision='bf16', steps=a.steps, tokens_per_step=tiny.train.tokens_per_step, lr=a.lr, hardware=hardware(),
-                  torch=torch.__version__, commit=a.commit or commit(),
-                  date=datetime.datetime.now(datetime.timezone.utc).strftime('%Y-%m-%d %H:%M UTC'), runs=[])
+    result = dict(
+        preset='elleci-tiny',
+        precision='bf16',
+        steps=a.steps,
+        tokens_per_step=tiny.train.tokens_per_step,
+        lr=a.lr,
+        hardware=hardware(),
+        torch=torch.__version__,
+        commit=a.commit or commit(),
+        date=datetime.datetime.now(datetime.timezone.utc).strftime('%Y-%m-%d %H:%M UTC'),
+        runs=[],
+    )
     path = ROOT/'data'/'results'/f"{'int8_backward' if a.int8 else 'ternary'}-{result['commit']}.json"
-    pairs = [(seed, 1.) for seed in range(a.seeds)] + ([] if a.dry or a.int8 else [(seed, .5) for seed in range(a.seeds)] + [(0, .25), (0, 2.)])
-    for seed, factor, name in [(*pair, name) for pair in pairs for name in VARIANTS if name != ('bf16' if a.int8 else 'ternary, int8 backward')]:
+    pairs = [(seed, 1.0) for seed in range(a.seeds)] + (
+        [] if a.dry or a.int8 else [(seed, 0.5) for seed in range(a.seeds)] + [(0, 0.25), (0, 2.0)]
+    )
+    for seed, factor, name in [
+        (*pair, name)
+        for pair in pairs
+        for name in VARIANTS
+        if name != ('bf16' if a.int8 else 'ternary, int8 backward')
+    ]:
         config = preset('elleci-tiny', steps=a.steps, seed=seed, lr=a.lr*factor, precision='bf16')
         r = train(name, config, *open_data(config.train, tok, folder), device)
         result['runs'].append(r)
-        print(f"seed {seed}, {name}, lr {r['lr']:g}: loss {r['curve'][-1][1]:.4f}, val_loss {r['val_loss']:.4f}, {r['seconds']} s"
-              + (f", flips {r['health'][-1]['flips']:.2%} a step" if 'health' in r else ''), flush=True)
+        print(
+            f"seed {seed}, {name}, lr {r['lr']:g}: loss {r['curve'][-1][1]:.4f}, "
+            f"val_loss {r['val_loss']:.4f}, {r['seconds']} s"
+            + (f", flips {r['health'][-1]['flips']:.2%} a step" if 'health' in r else ''),
+            flush=True,
+        )
         if not a.dry: write(result, path)
     if not a.dry: print(f'written to {path.relative_to(ROOT)}')
 

@@ -45,7 +45,8 @@ def wait(true, seconds):
 def hurry(pids, nice):
     "Set the priority of all threads of some processes"
     for pid in pids:
-        for thread in Path(f'/proc/{pid}/task').iterdir(): os.setpriority(os.PRIO_PROCESS, int(thread.name), nice)
+        for thread in Path(f'/proc/{pid}/task').iterdir():
+            os.setpriority(os.PRIO_PROCESS, int(thread.name), nice)
 
 def tokens_per_second(n, setting, seconds, nice):
     "Of each of `n` trainings at once"
@@ -73,8 +74,13 @@ def main():
     p.add_argument('--seconds', type=float, default=10)
     p.add_argument('--rounds', type=int, default=3)
     p.add_argument('--settings', nargs='*', default=list(SETTINGS))
-    p.add_argument('--nice', type=int, default=0, help='priority of a training while it is counted, below 0 (for root) '
-                   'where others use the machine too')
+    p.add_argument(
+        '--nice',
+        type=int,
+        default=0,
+        help='priority of a training while it is counted, below 0 (for root) '
+        'where others use the machine too',
+    )
     a = p.parse_args()
     alone, pairs, load = {s: [] for s in a.settings}, {s: [] for s in a.settings}, []
     for _ in range(a.rounds):
@@ -82,10 +88,24 @@ def main():
             load.append(os.getloadavg()[0])
             alone[setting] += tokens_per_second(1, setting, a.seconds, a.nice)
             pairs[setting] += tokens_per_second(2, setting, a.seconds, a.nice)
-            print(f'{setting:26} alone {alone[setting][-1]:7,.0f}, two {pairs[setting][-2]:7,.0f} {pairs[setting][-1]:7,.0f} tokens/s', flush=True)
+            print(
+                f'{setting:26} alone {alone[setting][-1]:7,.0f}, two {pairs[setting][-2]:7,.0f} '
+                f'{pairs[setting][-1]:7,.0f} tokens/s',
+                flush=True,
+            )
     now = datetime.datetime.now(datetime.timezone.utc).strftime('%Y-%m-%d %H:%M UTC')
-    result = dict(preset='elleci-tiny', hardware=hardware(), torch=torch.__version__, commit=commit(), date=now,
-                  rounds=a.rounds, seconds=a.seconds, nice=a.nice, load_before_each=load, settings={})
+    result = dict(
+        preset='elleci-tiny',
+        hardware=hardware(),
+        torch=torch.__version__,
+        commit=commit(),
+        date=now,
+        rounds=a.rounds,
+        seconds=a.seconds,
+        nice=a.nice,
+        load_before_each=load,
+        settings={},
+    )
     for setting in a.settings:
         one, two = statistics.median(alone[setting]), statistics.median(pairs[setting])
         result['settings'][setting] = dict(alone=one, each_of_two=two, slower=one/max(two, 1.),

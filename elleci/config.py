@@ -61,9 +61,14 @@ def _check_types(c):
     "Refuse values of another type than the field's; whole numbers will do for floats"
     for f in dataclasses.fields(c):
         value = getattr(c, f.name)
-        ok = isinstance(value, (int, float) if f.type is float else f.type) and (f.type is bool or not isinstance(value, bool))
+        ok = isinstance(value, (int, float) if f.type is float else f.type) and (
+            f.type is bool or not isinstance(value, bool)
+        )
         _check(ok, f"{f.name} is {value!r}: give {getattr(f.type, '__name__', f.type)}.")
-        _check(f.type is not float or abs(value) < 1e30, f'{f.name} is {str(value)[:40]}: give a finite number, below 1e30.')
+        _check(
+            f.type is not float or abs(value) < 1e30,
+            f'{f.name} is {str(value)[:40]}: give a finite number, below 1e30.',
+        )
 
 # %% ../nbs/02_config.ipynb #258b1ba1
 def _matrix_numbers(
@@ -72,13 +77,17 @@ def _matrix_numbers(
     "Numbers in the model's matrices; norms and filters, which are few, are left out"
     D, heads = c.d_model, c.n_attn_heads
     head_width = c.qk_nope_head_dim + c.qk_rope_head_dim
-    mixers = {'M': D*(3*c.d_inner + 2*c.ngroups*c.d_state + c.n_ssm_heads),
-              'A': D*(heads*(head_width + c.v_head_dim) + c.kv_lora_rank) + c.kv_lora_rank*heads*(c.qk_nope_head_dim + c.v_head_dim),
-              'E': 6*D*c.n_eigenstates}
+    mixers = {
+        'M': D * (3 * c.d_inner + 2 * c.ngroups * c.d_state + c.n_ssm_heads),
+        'A': D * (heads * (head_width + c.v_head_dim) + c.kv_lora_rank)
+        + c.kv_lora_rank * heads * (c.qk_nope_head_dim + c.v_head_dim),
+        'E': 6 * D * c.n_eigenstates,
+    }
     return sum(mixers[m] for m in c.mixers) + 3*c.n_layers*D*c.d_ff + 2*c.vocab_size*D
 
 # %% ../nbs/02_config.ipynb #a3a7d6bd
-UPPER_LIMITS = dict(n_layers=10**3, vocab_size=10**8, d_conv=9)    # what a setting must be below, where it is not a million
+# what a setting must be below, where it is not a million
+UPPER_LIMITS = dict(n_layers=10**3, vocab_size=10**8, d_conv=9)
 MAX_PARAMETERS = 10**12 # in a model: no machine holds more, and none should be asked to try
 
 # %% ../nbs/02_config.ipynb #5ad61402
@@ -87,23 +96,49 @@ def _check_model(c):
     _check_types(c)
     for name, value in dataclasses.asdict(c).items():
         limit = UPPER_LIMITS.get(name, 10**6)
-        if type(value) is int: _check(0 < value < limit, f'{name} is {value}: give a positive whole number, below {limit:,}.')
+        if type(value) is int:
+            _check(0 < value < limit, f'{name} is {value}: give a positive whole number, below {limit:,}.')
     _check(c.rope_theta >= 1, f'rope_theta is {c.rope_theta}: give a number of 1 or more.')
-    _check(c.vocab_size % 128 == 0, f'vocab_size is {c.vocab_size}: round it up to {-(-c.vocab_size//128)*128}, a multiple of 128.')
-    _check(c.pattern and set(c.pattern) <= set('MAE'),
-           f"pattern is {c.pattern!r}: use the letters M (Mamba-2), A (MLA) and E (eigenstates), as in 'MMMA'.")
-    _check(c.d_inner % c.headdim == 0, f'd_inner = expand × d_model = {c.d_inner} is not a multiple of headdim = {c.headdim}: change one of them.')
-    _check(c.n_ssm_heads % c.ngroups == 0, f'{c.n_ssm_heads} SSM heads cannot be split into ngroups = {c.ngroups}: give a divisor.')
-    _check(c.qk_rope_head_dim % 2 == 0, f'qk_rope_head_dim is {c.qk_rope_head_dim}: RoPE turns pairs, give an even number.')
+    _check(
+        c.vocab_size % 128 == 0,
+        f'vocab_size is {c.vocab_size}: round it up to {-(-c.vocab_size // 128) * 128}, a multiple of 128.',
+    )
+    _check(
+        c.pattern and set(c.pattern) <= set('MAE'),
+        f"pattern is {c.pattern!r}: use the letters M (Mamba-2), A (MLA) and E (eigenstates), as in 'MMMA'.",
+    )
+    _check(
+        c.d_inner % c.headdim == 0,
+        f'd_inner = expand × d_model = {c.d_inner} is not a multiple of headdim = {c.headdim}: '
+        'change one of them.',
+    )
+    _check(
+        c.n_ssm_heads % c.ngroups == 0,
+        f'{c.n_ssm_heads} SSM heads cannot be split into ngroups = {c.ngroups}: give a divisor.',
+    )
+    _check(
+        c.qk_rope_head_dim % 2 == 0,
+        f'qk_rope_head_dim is {c.qk_rope_head_dim}: RoPE turns pairs, give an even number.',
+    )
     numbers = _matrix_numbers(c)
-    _check(numbers <= MAX_PARAMETERS, f'{c.n_layers} layers with d_model = {c.d_model} hold {numbers/1e9:,.0f} billion numbers, '
-                                    f'and {MAX_PARAMETERS//10**9:,} billion is the most: make n_layers, d_model or the widest setting smaller.')
+    _check(
+        numbers <= MAX_PARAMETERS,
+        f'{c.n_layers} layers with d_model = {c.d_model} hold {numbers / 1e9:,.0f} billion numbers, '
+        f'and {MAX_PARAMETERS // 10**9:,} billion is the most: make n_layers, '
+        'd_model or the widest setting smaller.',
+    )
 
 # %% ../nbs/02_config.ipynb #a595336e
-EMBEDDED = tuple((part, f'embedded:{part}') for part in ('english', 'italian', 'instructions'))   # the corpus that needs no network
+# the corpus that needs no network
+EMBEDDED = tuple((part, f'embedded:{part}') for part in ('english', 'italian', 'instructions'))
 
 # %% ../nbs/02_config.ipynb #36671e78
-CHECKPOINTING = {'none': 'everything', 'selective': 'the results of matmuls', 'block': "each block's input", 'offload': "each block's input, in host memory"}
+CHECKPOINTING = {
+    'none': 'everything',
+    'selective': 'the results of matmuls',
+    'block': "each block's input",
+    'offload': "each block's input, in host memory",
+}
 
 # %% ../nbs/02_config.ipynb #abb587f1
 @dataclass(frozen=True)
@@ -113,30 +148,46 @@ class TrainConfig:
     seq_len:int = 1024            # T
     batch_size:int = 4            # B, rows in a micro-batch
     grad_accum_steps:int = 16           # M, micro-batches in an optimizer step
-    optimizer:str = 'lion'        # 'lion', 'adamw', or 'lion8': momentum in 8 bits, weights rounded stochastically
+    # 'lion', 'adamw', or 'lion8': momentum in 8 bits, weights rounded stochastically
+    optimizer:str = 'lion'
     lr:float = 3e-5               # of the stable phase
     weight_decay:float = 0.1      # on the matrices of linear layers only
     max_grad_norm:float = 1.0              # largest gradient norm
     clip_by:str = 'model'         # the norm is that of the whole 'model', or of each 'layer' by itself
     warmup_ratio:float = 0.02           # fraction of `steps`
     decay_ratio:float = 0.1             # fraction of `steps`; the schedule 'wsd' alone has one
-    schedule:str = 'wsd'          # warm-up, stable, decay; or 'cosine' or 'onecycle', which descend from the warm-up on
+    # warm-up, stable, decay; or 'cosine' or 'onecycle', which descend from the warm-up on
+    schedule:str = 'wsd'
     decay_shape:str = 'linear'    # of 'wsd': or 'cosine' or '1-sqrt'
     min_lr_ratio:float = 0.              # fraction of lr that the schedule descends to
-    precision:str = 'bf16'        # of the matmuls: 'bf16' or 'fp16' (autocast, weights stay fp32; fp16 with a loss scale), 'bf16-weights' (they do not), or 'fp32', the fastest on a CPU
-    checkpointing:str = 'none'    # what the ordinary step keeps for the backward pass, a key of `CHECKPOINTING`
-    int8_backward:bool = False    # ternary layers: gradients rounded to int8 at random, so that their products run in int8 too; slower on a CPU
+    # of the matmuls: 'bf16' or 'fp16' (autocast, weights stay fp32; fp16 with a loss scale), 'bf16-weights'
+    # (they do not), or 'fp32', the fastest on a CPU
+    precision:str = 'bf16'
+    # what the ordinary step keeps for the backward pass, a key of `CHECKPOINTING`
+    checkpointing:str = 'none'
+    # ternary layers: gradients rounded to int8 at random, so that their products run in int8 too; slower on a
+    # CPU
+    int8_backward:bool = False
     engine:str = 'grad_accum'       # or 'layer-major': one layer's gradient exists at a time
-    block_inputs_on:str = 'auto'        # layer-major: the layers' inputs stay on the 'device', or go to 'pinned' or 'pageable' host memory; 'auto': the first that fits
+    # layer-major: the layers' inputs stay on the 'device', or go to 'pinned' or 'pageable' host memory;
+    # 'auto': the first that fits
+    block_inputs_on:str = 'auto'
     weights_on:str = 'device'     # layer-major: or 'host', a layer at a time on the device
     states_on:str = 'device'      # layer-major: the optimizer's states, or 'host'
     data:tuple = EMBEDDED         # (name, where) of each source, see `elleci.data.sources.parse_spec`
-    mix:tuple = ()                # phases: (fraction of steps at which it begins, ((source, weight), …)); () is in proportion to their tokens
-    seq_len_schedule:tuple = ()            # growing rows: (fraction of steps, what seq_len is divided by); () is seq_len throughout
-    easy_first:bool = False       # in their first epoch the documents of a source are read from common words to rare ones
-    lerac_ratio:float = 0.              # fraction of `steps` until which deeper layers learn more slowly; 0: all learn alike
-    averaging_start:float = 1.            # fraction of `steps` after which the weights are averaged, in fp32 on the host; 1: never
-    plateau_patience:int = 0               # validations without a better loss that are borne until lr is halved; 0: any number
+    # phases: (fraction of steps at which it begins, ((source, weight), …)); () is in proportion to their
+    # tokens
+    mix:tuple = ()
+    # growing rows: (fraction of steps, what seq_len is divided by); () is seq_len throughout
+    seq_len_schedule:tuple = ()
+    # in their first epoch the documents of a source are read from common words to rare ones
+    easy_first:bool = False
+    # fraction of `steps` until which deeper layers learn more slowly; 0: all learn alike
+    lerac_ratio:float = 0.
+    # fraction of `steps` after which the weights are averaged, in fp32 on the host; 1: never
+    averaging_start:float = 1.
+    # validations without a better loss that are borne until lr is halved; 0: any number
+    plateau_patience:int = 0
     seed:int = 0                  # of the weights, the order of the data, the samples
     num_workers:int = 0               # processes that prepare batches; 0: the training process does
     val_every:int = 500           # steps between validations
@@ -144,46 +195,110 @@ class TrainConfig:
     save_every:int = 500          # steps between checkpoints
     save_total_limit:int = 2                  # how many of the last checkpoints are kept
     keep_every:int = 0            # steps between checkpoints that are kept for good; 0: none are
-    oom_backoff:bool = False           # where memory runs out, go on with smaller micro-batches and as many tokens a step
+    # where memory runs out, go on with smaller micro-batches and as many tokens a step
+    oom_backoff:bool = False
 
     def __post_init__(self): _check_train(self)
     @property
     def tokens_per_step(self): return self.seq_len*self.batch_size*self.grad_accum_steps
 
 # %% ../nbs/02_config.ipynb #780d47bf
-CHOICES = dict(schedule=('wsd', 'cosine', 'onecycle'), decay_shape=('linear', 'cosine', '1-sqrt'),
-               optimizer=('lion', 'adamw', 'lion8'), precision=('fp32', 'bf16', 'fp16', 'bf16-weights'), checkpointing=tuple(CHECKPOINTING), clip_by=('model', 'layer'),
-               engine=('grad_accum', 'layer-major'), block_inputs_on=('auto', 'device', 'pinned', 'pageable'), weights_on=('device', 'host'), states_on=('device', 'host'))
+CHOICES = dict(
+    schedule=('wsd', 'cosine', 'onecycle'),
+    decay_shape=('linear', 'cosine', '1-sqrt'),
+    optimizer=('lion', 'adamw', 'lion8'),
+    precision=('fp32', 'bf16', 'fp16', 'bf16-weights'),
+    checkpointing=tuple(CHECKPOINTING),
+    clip_by=('model', 'layer'),
+    engine=('grad_accum', 'layer-major'),
+    block_inputs_on=('auto', 'device', 'pinned', 'pageable'),
+    weights_on=('device', 'host'),
+    states_on=('device', 'host'),
+)
 
 # %% ../nbs/02_config.ipynb #b37d30b7
 def _check_engine(t):
     "Refuse settings that the engine cannot follow"
     if t.engine == 'layer-major':
-        _check(t.clip_by == 'layer', "clip_by is 'model': the layer-major engine never has all gradients at once; set clip_by to 'layer'.")
-        _check(t.precision != 'fp16', "precision is 'fp16': loss scaling must see all gradients before it lets one weight change, and the layer-major engine never has them; use 'bf16'.")
-        _check(t.checkpointing == 'none', f"checkpointing is {t.checkpointing!r}: the layer-major engine keeps the layers' inputs by itself; set it to 'none'.")
+        _check(
+            t.clip_by == 'layer',
+            "clip_by is 'model': the layer-major engine never has all gradients at once; "
+            "set clip_by to 'layer'.",
+        )
+        _check(
+            t.precision != 'fp16',
+            "precision is 'fp16': loss scaling must see all gradients before it lets one weight change, "
+            "and the layer-major engine never has them; use 'bf16'.",
+        )
+        _check(
+            t.checkpointing == 'none',
+            f"checkpointing is {t.checkpointing!r}: the layer-major engine keeps the layers' inputs by "
+            "itself; set it to 'none'.",
+        )
     else:
         for name, own in (('block_inputs_on', 'auto'), ('weights_on', 'device'), ('states_on', 'device')):
-            _check(getattr(t, name) == own, f"{name} is {getattr(t, name)!r}: only the layer-major engine places them; set engine to 'layer-major', or leave it out.")
+            _check(
+                getattr(t, name) == own,
+                f"{name} is {getattr(t, name)!r}: only the layer-major engine places them; "
+                "set engine to 'layer-major', or leave it out.",
+            )
 
 # %% ../nbs/02_config.ipynb #2edb601a
 def _check_phases(name, phases, what):
     "Refuse what is not a tuple of (fraction of the run, something), from 0 on and rising"
-    fine = all(isinstance(p, tuple) and len(p) == 2 and isinstance(p[0], (int, float)) and what(p[1]) for p in phases)
+    fine = all(
+        isinstance(p, tuple) and len(p) == 2 and isinstance(p[0], (int, float)) and what(p[1]) for p in phases
+    )
     starts = [p[0] for p in phases] if fine else []
-    _check(fine and (not phases or starts[0] == 0 and all(a < b < 1 for a, b in zip(starts, starts[1:]))),
-           f'{name} is {phases!r}: give (fraction of the run, value) pairs, the first at 0., the others rising and below 1.')
+    _check(
+        fine and (not phases or starts[0] == 0 and all(a < b < 1 for a, b in zip(starts, starts[1:]))),
+        f'{name} is {phases!r}: give (fraction of the run, value) pairs, the first at 0., '
+        'the others rising and below 1.',
+    )
 
 # %% ../nbs/02_config.ipynb #8fa300b9
 def _check_data(t):
     "Refuse sources, mixtures and lengths that cannot be read so"
-    named = lambda pairs, kind: isinstance(pairs, tuple) and len(pairs) > 0 and all(isinstance(p, tuple) and len(p) == 2 and isinstance(p[0], str) and isinstance(p[1], kind) for p in pairs)
-    _check(named(t.data, str) and len(dict(t.data)) == len(t.data), f'data is {t.data!r}: give (name, where) pairs of text, each name once.')
-    for name, _ in t.data: _check(re.fullmatch(r'\w[\w.-]{0,99}', name), f'A source is called {name!r}: its tokens get a folder of that name; begin with a letter or digit, go on with those, _ - and dots, 100 at most.')
-    _check_phases('mix', t.mix, lambda shares: named(shares, (int, float)) and all(0 <= w <= 10**9 for _, w in shares) and sum(w for _, w in shares) > 0)
-    for name in (s for _, shares in t.mix for s, _ in shares): _check(name in dict(t.data), f"mix names {name!r}, which is none of the sources {', '.join(dict(t.data))}: name one of them, or add it to data.")
+    def named(pairs, kind):
+        return (
+            isinstance(pairs, tuple)
+            and len(pairs) > 0
+            and all(
+                isinstance(p, tuple) and len(p) == 2 and isinstance(p[0], str) and isinstance(p[1], kind)
+                for p in pairs
+            )
+        )
+    _check(
+        named(t.data, str) and len(dict(t.data)) == len(t.data),
+        f'data is {t.data!r}: give (name, where) pairs of text, each name once.',
+    )
+    for name, _ in t.data:
+        _check(
+            re.fullmatch(r'\w[\w.-]{0,99}', name),
+            f'A source is called {name!r}: its tokens get a folder of that name; '
+            'begin with a letter or digit, go on with those, _ - and dots, 100 at most.',
+        )
+    _check_phases(
+        'mix',
+        t.mix,
+        lambda shares: (
+            named(shares, (int, float))
+            and all(0 <= w <= 10**9 for _, w in shares)
+            and sum(w for _, w in shares) > 0
+        ),
+    )
+    for name in (s for _, shares in t.mix for s, _ in shares):
+        _check(
+            name in dict(t.data),
+            f"mix names {name!r}, which is none of the sources {', '.join(dict(t.data))}: name one of them, "
+            "or add it to data.",
+        )
     _check_phases('seq_len_schedule', t.seq_len_schedule, lambda d: isinstance(d, int) and d > 0)
-    for _, d in t.seq_len_schedule: _check(t.seq_len % d == 0, f'seq_len_schedule divides seq_len {t.seq_len} by {d}: give divisors, or another seq_len.')
+    for _, d in t.seq_len_schedule:
+        _check(
+            t.seq_len % d == 0,
+            f'seq_len_schedule divides seq_len {t.seq_len} by {d}: give divisors, or another seq_len.',
+        )
 
 # %% ../nbs/02_config.ipynb #be5f076a
 def _check_train(t):
@@ -193,19 +308,59 @@ def _check_train(t):
     for name in (f.name for f in dataclasses.fields(t) if f.type is int and f.name != 'seed'):
         limit = dict(grad_accum_steps=10**4, num_workers=100).get(name, 10**9)
         _check(getattr(t, name) < limit, f'{name} is {getattr(t, name)}: give less than {limit:,}.')
-    _check(t.batch_size*t.seq_len < 2**31, f'A micro-batch of batch_size × seq_len = {t.batch_size*t.seq_len:,} tokens is none: give less than 2³¹.')
-    for name in ('steps', 'seq_len', 'batch_size', 'grad_accum_steps', 'val_every', 'val_rows', 'save_every', 'save_total_limit', 'lr', 'max_grad_norm'):
+    _check(
+        t.batch_size * t.seq_len < 2**31,
+        f'A micro-batch of batch_size × seq_len = {t.batch_size * t.seq_len:,} tokens is none: '
+        'give less than 2³¹.',
+    )
+    for name in (
+        'steps',
+        'seq_len',
+        'batch_size',
+        'grad_accum_steps',
+        'val_every',
+        'val_rows',
+        'save_every',
+        'save_total_limit',
+        'lr',
+        'max_grad_norm',
+    ):
         _check(getattr(t, name) > 0, f'{name} is {getattr(t, name)}: give a positive number.')
-    for name in ('lr', 'weight_decay'): _check(getattr(t, name) < 1e3, f'{name} is {getattr(t, name)}: give less than 1000.')
+    for name in ('lr', 'weight_decay'):
+        _check(getattr(t, name) < 1e3, f'{name} is {getattr(t, name)}: give less than 1000.')
     for name, known in CHOICES.items():
-        _check(getattr(t, name) in known, f"{name} is {getattr(t, name)!r}: use {', '.join(map(repr, known[:-1]))} or {known[-1]!r}.")
-    _check(t.precision != 'bf16-weights' or t.optimizer == 'lion8', f"precision is 'bf16-weights' and optimizer {t.optimizer!r}: its small updates would be lost in rounding; use 'lion8'.")
-    _check_engine(t); _check_data(t)
-    _check(t.warmup_ratio >= 0 and t.decay_ratio >= 0 and t.warmup_ratio + t.decay_ratio <= 1, f'warmup_ratio {t.warmup_ratio} and decay_ratio {t.decay_ratio} are fractions of the run: their sum is at most 1.')
-    _check(t.schedule == 'wsd' or t.decay_shape == 'linear', f"decay_shape is {t.decay_shape!r} and schedule {t.schedule!r}: only 'wsd' has a decay to shape; leave it out.")
-    _check(0 <= t.min_lr_ratio < 1, f'min_lr_ratio is {t.min_lr_ratio}: give a fraction of lr, 0 or more and less than 1.')
-    for name in ('weight_decay', 'num_workers', 'plateau_patience', 'keep_every'): _check(getattr(t, name) >= 0, f'{name} is {getattr(t, name)}: give 0 or more.')
-    for name in ('lerac_ratio', 'averaging_start'): _check(0 <= getattr(t, name) <= 1, f'{name} is {getattr(t, name)}: give a fraction of the run, from 0 to 1.')
+        _check(
+            getattr(t, name) in known,
+            f"{name} is {getattr(t, name)!r}: use {', '.join(map(repr, known[:-1]))} or {known[-1]!r}.",
+        )
+    _check(
+        t.precision != 'bf16-weights' or t.optimizer == 'lion8',
+        f"precision is 'bf16-weights' and optimizer {t.optimizer!r}: "
+        "its small updates would be lost in rounding; use 'lion8'.",
+    )
+    _check_engine(t)
+    _check_data(t)
+    _check(
+        t.warmup_ratio >= 0 and t.decay_ratio >= 0 and t.warmup_ratio + t.decay_ratio <= 1,
+        f'warmup_ratio {t.warmup_ratio} and decay_ratio {t.decay_ratio} are fractions of the run: '
+        'their sum is at most 1.',
+    )
+    _check(
+        t.schedule == 'wsd' or t.decay_shape == 'linear',
+        f"decay_shape is {t.decay_shape!r} and schedule {t.schedule!r}: only 'wsd' has a decay to shape; "
+        "leave it out.",
+    )
+    _check(
+        0 <= t.min_lr_ratio < 1,
+        f'min_lr_ratio is {t.min_lr_ratio}: give a fraction of lr, 0 or more and less than 1.',
+    )
+    for name in ('weight_decay', 'num_workers', 'plateau_patience', 'keep_every'):
+        _check(getattr(t, name) >= 0, f'{name} is {getattr(t, name)}: give 0 or more.')
+    for name in ('lerac_ratio', 'averaging_start'):
+        _check(
+            0 <= getattr(t, name) <= 1,
+            f'{name} is {getattr(t, name)}: give a fraction of the run, from 0 to 1.',
+        )
 
 # %% ../nbs/02_config.ipynb #478fcdc2
 @dataclass(frozen=True)
@@ -228,11 +383,19 @@ def _read_settings(cls, d):
     known = {f.name for f in dataclasses.fields(cls)}
     today = [current_name(name, known) for name in d]
     twice = sorted({name for name in today if today.count(name) > 1})
-    _check(not twice, f"The {cls.__name__} settings {twice} are there twice, under an old and a new name: keep one of them.")
+    _check(
+        not twice,
+        f"The {cls.__name__} settings {twice} are there twice, under an old and a new name: "
+        "keep one of them.",
+    )
     d = dict(zip(today, d.values()))
     unknown = sorted(set(d) - known)
-    _check(not unknown, f"This version does not know the {cls.__name__} settings {unknown}: use the version that wrote the run.")
-    tupled = lambda v: tuple(tupled(x) for x in v) if isinstance(v, list) else v
+    _check(
+        not unknown,
+        f"This version does not know the {cls.__name__} settings {unknown}: "
+        "use the version that wrote the run.",
+    )
+    def tupled(v): return tuple(tupled(x) for x in v) if isinstance(v, list) else v
     return cls(**{k: current_value(k, tupled(v)) for k, v in d.items()})
 
 # %% ../nbs/02_config.ipynb #7e677390
@@ -249,7 +412,8 @@ def _decode_without_seal(
 )->_Record:
     "What a version without seals wrote; `ValueError` for anything else"
     record = decode_json(raw, _Record)
-    if (json.dumps(dataclasses.asdict(record), indent=1) + '\n').encode() != raw: raise ValueError('It has no seal')
+    if (json.dumps(dataclasses.asdict(record), indent=1) + '\n').encode() != raw:
+        raise ValueError('It has no seal')
     return record
 
 # %% ../nbs/02_config.ipynb #434c7b5b
@@ -260,14 +424,21 @@ def config_from_json(
     raw = text.encode(errors='replace') if isinstance(text, str) else text
     try:
         record = _decode_without_seal(raw) if b'"seal' not in raw else decode_sealed(raw, _Record)
-        return Config(record.preset, _read_settings(ModelConfig, record.model), _read_settings(TrainConfig, record.train))
+        return Config(
+            record.preset,
+            _read_settings(ModelConfig, record.model),
+            _read_settings(TrainConfig, record.train),
+        )
     except UserError as e:
         message = str(e)
         raise UserError(message if len(message) < 600 else f'{message[:400]} … {message[-100:]}') from None
     except (ValueError, RecursionError) as e:
         reason = 'nested too deeply' if isinstance(e, RecursionError) else str(e)[:200]
-        raise UserError(f'config.json is damaged or was changed by hand ({reason}): restore it from a copy, or begin another run '
-                        'with its settings as flags or, in Python, as `elleci_train(config=…)`.') from None
+        raise UserError(
+            f'config.json is damaged or was changed by hand ({reason}): restore it from a copy, '
+            'or begin another run '
+            'with its settings as flags or, in Python, as `elleci_train(config=…)`.'
+        ) from None
 
 # %% ../nbs/02_config.ipynb #45f8c1f8
 def read_config(
@@ -283,16 +454,48 @@ def _mixed(*phases): # (fraction, shares), or the shares of the only phase
 
 # %% ../nbs/02_config.ipynb #821dc7c7
 def _tiny():
-    model = ModelConfig(vocab_size=2048, d_model=256, n_layers=4, headdim=64, d_state=16, n_attn_heads=4, qk_nope_head_dim=32,
-                        qk_rope_head_dim=32, v_head_dim=64, kv_lora_rank=64, d_ff=704, tie_embeddings=True)
-    return model, TrainConfig(steps=320, seq_len=256, batch_size=4, grad_accum_steps=1, lr=1e-3, warmup_ratio=.05, decay_ratio=.3, precision='fp32',
-                              mix=_mixed(68, 18, 14), val_every=80, val_rows=16, save_every=80)
+    model = ModelConfig(
+        vocab_size=2048,
+        d_model=256,
+        n_layers=4,
+        headdim=64,
+        d_state=16,
+        n_attn_heads=4,
+        qk_nope_head_dim=32,
+        qk_rope_head_dim=32,
+        v_head_dim=64,
+        kv_lora_rank=64,
+        d_ff=704,
+        tie_embeddings=True,
+    )
+    return model, TrainConfig(
+        steps=320,
+        seq_len=256,
+        batch_size=4,
+        grad_accum_steps=1,
+        lr=1e-3,
+        warmup_ratio=0.05,
+        decay_ratio=0.3,
+        precision='fp32',
+        mix=_mixed(68, 18, 14),
+        val_every=80,
+        val_rows=16,
+        save_every=80,
+    )
 
 # %% ../nbs/02_config.ipynb #dea2afd1
-def _1b5(**engine): return ModelConfig(), TrainConfig(seq_len_schedule=((0., 4), (.1, 2), (.3, 1)), lerac_ratio=.02, averaging_start=.8, mix=_mixed((0., (55, 35, 10)), (.9, (20, 25, 55))), **engine)
+def _1b5(**engine):
+    return ModelConfig(), TrainConfig(
+        seq_len_schedule=((0.0, 4), (0.1, 2), (0.3, 1)),
+        lerac_ratio=0.02,
+        averaging_start=0.8,
+        mix=_mixed((0.0, (55, 35, 10)), (0.9, (20, 25, 55))),
+        **engine,
+    )
 
 # %% ../nbs/02_config.ipynb #750ff571
-def _in_12gib(): return _1b5(engine='layer-major', clip_by='layer', optimizer='lion8', precision='bf16-weights')
+def _in_12gib():
+    return _1b5(engine='layer-major', clip_by='layer', optimizer='lion8', precision='bf16-weights')
 
 # %% ../nbs/02_config.ipynb #7bd70908
 PRESETS = {'elleci-1b5': _1b5, 'elleci-1b5-12gib': _in_12gib, 'elleci-tiny': _tiny}
@@ -305,6 +508,9 @@ def preset(
     "A named configuration; raises `UserError` for an unknown name"
     _check(name in PRESETS, f"There is no preset {name!r}: choose one of {', '.join(PRESETS)}.")
     unknown = sorted(set(train) - {f.name for f in dataclasses.fields(TrainConfig)})
-    _check(not unknown, f"There is no training setting {', '.join(unknown)}: see TrainConfig for those there are.")
+    _check(
+        not unknown,
+        f"There is no training setting {', '.join(unknown)}: see TrainConfig for those there are.",
+    )
     model, training = PRESETS[name]()
     return Config(name, model, dataclasses.replace(training, **train))

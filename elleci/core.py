@@ -57,8 +57,10 @@ def _import_if_installed(
         absent = package in sys.modules and sys.modules[package] is None
         if isinstance(e, ModuleNotFoundError) and (e.name == package or absent): return None
         message = ' '.join(str(e).split())[:500]
-        raise UserError(f'`{package}` is installed, but importing `{name}` failed ({type(e).__name__}: {message}): '
-                        'reinstall it in this environment, or uninstall it.') from e
+        raise UserError(
+            f'`{package}` is installed, but importing `{name}` failed ({type(e).__name__}: {message}): '
+            'reinstall it in this environment, or uninstall it.'
+        ) from e
 
 # %% ../nbs/00_core.ipynb #9adc1738
 def optional(
@@ -75,7 +77,8 @@ def pip_install(
     "What installs the library of a module where this Python finds it, in a version that Elleci works with"
     from importlib.metadata import PackageNotFoundError, requires
     library = name.split('.')[0].replace('_', '-')
-    try: ours = [r for r in requires('elleci') or () if re.match(f'{re.escape(library)}(?![A-Za-z0-9._-])', r)]
+    try:
+        ours = [r for r in requires('elleci') or () if re.match(f'{re.escape(library)}(?![A-Za-z0-9._-])', r)]
     except PackageNotFoundError: ours = []
     extras = [found[1] for r in ours if (found := re.search(r'extra == .(\w+)', r)) and found[1] != 'dev']
     if extras: library = f'elleci[{extras[0]}]'
@@ -98,9 +101,13 @@ def pick_device(
     "The device to run on; raises `UserError` for one that is not there"
     if name == 'auto': name = 'cuda' if torch.cuda.is_available() else 'cpu'
     try: device = torch.device(name)
-    except RuntimeError: raise UserError(f"Device {name!r} is unknown: use 'auto', 'cpu' or 'cuda'.") from None
+    except RuntimeError:
+        raise UserError(f"Device {name!r} is unknown: use 'auto', 'cpu' or 'cuda'.") from None
     if device.type == 'cuda' and not torch.cuda.is_available():
-        raise UserError(f"Device {name!r} was asked for, but torch sees no GPU: use 'cpu', or install a CUDA build of torch.")
+        raise UserError(
+            f"Device {name!r} was asked for, but torch sees no GPU: use 'cpu', "
+            "or install a CUDA build of torch."
+        )
     return device
 
 # %% ../nbs/00_core.ipynb #e394ede0
@@ -123,7 +130,11 @@ def linear_dtype(
 )->torch.dtype:
     "The dtype that `F.linear` would give for `x`: autocast's where that is on, which leaves float64 alone"
     kind = autocast_device(x.device)
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) and x.dtype != torch.float64 else x.dtype
+    return (
+        torch.get_autocast_dtype(kind)
+        if torch.is_autocast_enabled(kind) and x.dtype != torch.float64
+        else x.dtype
+    )
 
 # %% ../nbs/00_core.ipynb #1bdae6f7
 def full_precision(
@@ -133,7 +144,8 @@ def full_precision(
     return torch.autocast(autocast_device(x.device), enabled=False)
 
 # %% ../nbs/00_core.ipynb #10595078
-META_DEVICE_TYPE = 'cpu'   # what meta tensors stand for; `elleci.memory.dryrun.emulate` changes it for a while
+# what meta tensors stand for; `elleci.memory.dryrun.emulate` changes it for a while
+META_DEVICE_TYPE = 'cpu'
 
 # %% ../nbs/00_core.ipynb #e33c6cea
 def effective_device_type(
@@ -147,7 +159,9 @@ def seed_everything(
     seed:int, # any integer
 ):
     "Seed Python's, numpy's and torch's generators"
-    random.seed(seed); np.random.seed(seed % 2**32); torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
 
 # %% ../nbs/00_core.ipynb #a27ae980
 def assert_close(
@@ -159,7 +173,9 @@ def assert_close(
     dtype:bool=False # True also compares dtypes
 ):
     "Raise `AssertionError` with the worst element unless |actual − expected| ≤ atol + rtol·|expected|"
-    assert actual.shape == expected.shape, f'{label}: shape {tuple(actual.shape)} against {tuple(expected.shape)}'
+    assert actual.shape == expected.shape, (
+        f'{label}: shape {tuple(actual.shape)} against {tuple(expected.shape)}'
+    )
     if dtype: assert actual.dtype == expected.dtype, f'{label}: {actual.dtype} against {expected.dtype}'
     a, e = (t.detach().to('cpu', torch.float64) for t in (actual, expected))
     excess = (a - e).abs() - (atol + rtol*e.abs())
@@ -168,8 +184,10 @@ def assert_close(
     if not bad.any(): return
     where = np.unravel_index(int(excess.nan_to_num(nan=torch.inf).argmax()), a.shape) if a.ndim else ()
     where = tuple(int(i) for i in where)
-    raise AssertionError(f'{label}: {int(bad.sum())} of {a.numel()} differ, worst at {where}: {a[where]:.6g} against '
-                         f'{e[where]:.6g} (atol={atol:g}, rtol={rtol:g})')
+    raise AssertionError(
+        f'{label}: {int(bad.sum())} of {a.numel()} differ, worst at {where}: {a[where]:.6g} against '
+        f'{e[where]:.6g} (atol={atol:g}, rtol={rtol:g})'
+    )
 
 # %% ../nbs/00_core.ipynb #ef9b1bf6
 def document_ids(
@@ -177,7 +195,9 @@ def document_ids(
 )->Tensor: # (B, T) int64, 0 in the first document of a row, 1 in the next, …
     "Number the documents of each row from 0"
     if seq_idx.is_floating_point() or seq_idx.ndim != 2:
-        raise UserError(f'seq_idx is {seq_idx.dtype} of shape {tuple(seq_idx.shape)}: give integers of shape (B, T).')
+        raise UserError(
+            f'seq_idx is {seq_idx.dtype} of shape {tuple(seq_idx.shape)}: give integers of shape (B, T).'
+        )
     new = seq_idx[:, 1:] != seq_idx[:, :-1]
     return torch.nn.functional.pad(new.long(), (1, 0)).cumsum(1)
 
@@ -240,7 +260,8 @@ def make_folder(
     if path.is_dir(): return
     if path.parent != path: make_folder(path.parent)
     path.mkdir(exist_ok=True)
-    with contextlib.suppress(PermissionError): sync_folder(path.parent)   # one may write into a folder that one may not read
+    # one may write into a folder that one may not read
+    with contextlib.suppress(PermissionError): sync_folder(path.parent)
 
 # %% ../nbs/00_core.ipynb #eb7b3b00
 def replace_file(
@@ -257,12 +278,17 @@ def atomic_write(
     content:bytes|str, # text is encoded as UTF-8
 ):
     "Write `content` to `path` so that a reader finds the old file or the new one, never half of either"
-    path = Path(path); new = path.with_name(path.name + '.new')
+    path = Path(path)
+    new = path.with_name(path.name + '.new')
     try:
-        new.unlink(missing_ok=True)                        # what a killed run left, or a link to somebody's file
-        with open(new, 'wb', opener=lambda path, flags: os.open(path, flags | getattr(os, 'O_NOFOLLOW', 0), 0o666)) as f:
+        # what a killed run left, or a link to somebody's file
+        new.unlink(missing_ok=True)
+        with open(
+            new, 'wb', opener=lambda path, flags: os.open(path, flags | getattr(os, 'O_NOFOLLOW', 0), 0o666)
+        ) as f:
             f.write(content.encode() if isinstance(content, str) else content)
-            f.flush(); os.fsync(f.fileno())
+            f.flush()
+            os.fsync(f.fileno())
     except OSError:                                        # a full disk: what is there of it is of no use
         with contextlib.suppress(OSError): new.unlink()
         raise
@@ -337,14 +363,27 @@ def flags(
 )->dict: # name: `inspect.Parameter`, of those that can be typed: text, numbers, switches
     "The parameters of a function that are flags of its command"
     known = inspect.signature(f).parameters
-    return {name: p for name, p in known.items() if type_and_range(p.annotation)[0] in (str, int, float, bool)}
+    return {
+        name: p for name, p in known.items() if type_and_range(p.annotation)[0] in (str, int, float, bool)
+    }
 
 # %% ../nbs/00_core.ipynb #d1c0a7e2
 RENAMED_SETTINGS = {
-    'accumulate': 'grad_accum_steps', 'average': 'averaging_start', 'clip': 'max_grad_norm', 'decay': 'decay_ratio',
-    'end': 'on_exhausted', 'floor': 'min_lr_ratio', 'keep': 'save_total_limit', 'lengths': 'seq_len_schedule',
-    'lerac': 'lerac_ratio', 'milestones': 'keep_every', 'plateau': 'plateau_patience', 'residuals': 'block_inputs_on',
-    'shrink': 'oom_backoff', 'warmup': 'warmup_ratio', 'workers': 'num_workers',
+    'accumulate': 'grad_accum_steps',
+    'average': 'averaging_start',
+    'clip': 'max_grad_norm',
+    'decay': 'decay_ratio',
+    'end': 'on_exhausted',
+    'floor': 'min_lr_ratio',
+    'keep': 'save_total_limit',
+    'lengths': 'seq_len_schedule',
+    'lerac': 'lerac_ratio',
+    'milestones': 'keep_every',
+    'plateau': 'plateau_patience',
+    'residuals': 'block_inputs_on',
+    'shrink': 'oom_backoff',
+    'warmup': 'warmup_ratio',
+    'workers': 'num_workers',
 }
 RENAMED_VALUES = {('engine', 'ordinary'): 'grad_accum', ('on_exhausted', 'reopen'): 'repeat'}
 
@@ -404,7 +443,8 @@ def read_arguments(
         flag = '--' + name.replace('_', '-')
         if v == []: raise UserError(f"{flag} is '--': give a value.")      # what argparse makes of it
         if not isinstance(v, str): continue
-        if v.encode('utf-8', 'ignore').decode() != v: raise UserError(f'{flag} is not UTF-8 text: give ordinary characters.')
+        if v.encode('utf-8', 'ignore').decode() != v:
+            raise UserError(f'{flag} is not UTF-8 text: give ordinary characters.')
         args[name] = current_value(name, read_number(flag, known[name].annotation, v))
     return args
 
@@ -448,12 +488,17 @@ class LineStream(io.TextIOBase):
     def __init__(self,
         stream, # the standard stream, whose encoding and terminal it has; None where that was closed
         send,   # called with bytes: lines, or what was flushed
-    ): self.stream, self.send, self.text, self.lock = stream, send, '', threading.RLock()
+    ):
+        self.stream = stream
+        self.send = send
+        self.text = ''
+        self.lock = threading.RLock()
 
     @property
     def encoding(self): return getattr(self.stream, 'encoding', None) or 'utf-8'
     @property
-    def errors(self): return 'backslashreplace' if getattr(self.stream, 'errors', '') == 'backslashreplace' else 'replace'
+    def errors(self):
+        return 'backslashreplace' if getattr(self.stream, 'errors', '') == 'backslashreplace' else 'replace'
 
     def write(self, text):
         with self.lock: self.text += text
@@ -499,7 +544,9 @@ class BackgroundWriter:
 
     def _report_lost_lines(self):
         lost, self.lost = self.lost, 0
-        _write_if_possible(self.file, f'[{lost:,} lines are missing here: nobody read them in time]\n'.encode())
+        _write_if_possible(
+            self.file, f'[{lost:,} lines are missing here: nobody read them in time]\n'.encode()
+        )
 
     def close(self,
         timeout:float=5., # seconds
@@ -524,8 +571,6 @@ def _file_descriptor(stream): # of its file; None where that is closed
     except (AttributeError, OSError, ValueError): return None
 
 
-
-
 # %% ../nbs/00_core.ipynb #6c43f639
 @contextlib.contextmanager
 def safe_output(
@@ -539,7 +584,8 @@ def safe_output(
         with contextlib.suppress(AttributeError, OSError, ValueError): stream.flush()
         send = functools.partial(_write_or_raise if name == 'stdout' else _write_if_possible, files[name])
         if droppable and files[name] is not None:
-            if not (threads and os.path.sameopenfile(threads[-1].file, files[name])): threads.append(BackgroundWriter(files[name]))
+            if not (threads and os.path.sameopenfile(threads[-1].file, files[name])):
+                threads.append(BackgroundWriter(files[name]))
             send = threads[-1]
         elif droppable: send = functools.partial(_write_if_possible, None)
         outputs[name] = LineStream(stream, send)
@@ -550,7 +596,8 @@ def safe_output(
             setattr(sys, name, own[name])
             if droppable: output.flush()
         for thread in threads: thread.close()
-        for name, output in outputs.items(): output.send = functools.partial(_write_if_possible, files[name])  # who kept it
+        # who kept it
+        for name, output in outputs.items(): output.send = functools.partial(_write_if_possible, files[name])
 
 # %% ../nbs/00_core.ipynb #f1b06570
 def is_out_of_memory(
@@ -561,15 +608,21 @@ def is_out_of_memory(
     return isinstance(e, (torch.OutOfMemoryError, MemoryError)) or any(s in str(e) for s in phrases)
 
 # %% ../nbs/00_core.ipynb #c3c77b37
-_REMEDIES = {errno.ENOSPC: 'make room on the disk', errno.ENOMEM: 'close other programs, or ask for less at a time',
-             errno.EMFILE: 'allow more open files with `ulimit -n`', errno.EACCES: 'check its permissions',
-             errno.EROFS: 'choose a place that can be written to', errno.ELOOP: 'mend the link, which leads back to itself'}
+_REMEDIES = {
+    errno.ENOSPC: 'make room on the disk',
+    errno.ENOMEM: 'close other programs, or ask for less at a time',
+    errno.EMFILE: 'allow more open files with `ulimit -n`',
+    errno.EACCES: 'check its permissions',
+    errno.EROFS: 'choose a place that can be written to',
+    errno.ELOOP: 'mend the link, which leads back to itself',
+}
 
 
 def _error_message(e):
     "What to tell a user of an error that a command may end in; None for any other"
     if isinstance(e, UserError): return str(e)
-    if isinstance(e, OutputError): return f'standard output takes no more ({e.strerror}): make room there, or send it elsewhere.'
+    if isinstance(e, OutputError):
+        return f'standard output takes no more ({e.strerror}): make room there, or send it elsewhere.'
     if is_out_of_memory(e): return 'memory ran out: close other programs, or ask for less at a time.'
     if not isinstance(e, OSError): return None
     return f"{e}: {_REMEDIES.get(e.errno, 'check the path, its permissions and the room on the disk')}."
@@ -589,7 +642,8 @@ def _run_and_report(
         report(str(e) or 'interrupted')
         return 130*(not e.args)
     except OutputError as e:
-        if e.errno == errno.EPIPE: return 128 + 13          # what a shell reports of a tool that was ended by the same
+        # what a shell reports of a tool that was ended by the same
+        if e.errno == errno.EPIPE: return 128 + 13
         report(_error_message(e))
         return 2
     except Exception as e:
@@ -612,7 +666,9 @@ def plain_warnings(
     "Within it a warning of ours is one sentence, without the line of code that gave it"
     before = warnings.formatwarning
     def plainly(message, category, *where, **more):
-        return f'{name}: {message}\n' if category is UserWarning else before(message, category, *where, **more)
+        return (
+            f'{name}: {message}\n' if category is UserWarning else before(message, category, *where, **more)
+        )
     warnings.formatwarning = plainly
     try: yield
     finally: warnings.formatwarning = before
@@ -626,7 +682,8 @@ def run_command(
     "Call `f` from a command line; a `UserError`, or a disk that is full, becomes one sentence on stderr"
     if argv is not None: return _run_and_report(f, argv)
     if os.name == 'posix': reopen_standard_streams()
-    if droppable and hasattr(signal, 'SIGTTOU'): _ignore_signals(signal.SIGTTOU)   # in the background, `stty tostop` would halt it
+    # in the background, `stty tostop` would halt it
+    if droppable and hasattr(signal, 'SIGTTOU'): _ignore_signals(signal.SIGTTOU)
     with safe_output(droppable):
         code = _run_and_report(f, argv)
         _ignore_signals(signal.SIGINT)
@@ -656,7 +713,13 @@ def show_png(
     colours:int=64,
 ):
     "Show the figure of an axis in few colours, and close it"
-    plt, display, drawn, small = require('matplotlib.pyplot', 'draw figures'), require('IPython.display', 'show figures'), io.BytesIO(), io.BytesIO()
-    ax.figure.savefig(drawn, dpi=80); plt.close(ax.figure)
-    require('PIL.Image', 'draw figures').open(drawn).convert('RGB').quantize(colours).save(small, 'png', optimize=True)
+    plt = require('matplotlib.pyplot', 'draw figures')
+    display = require('IPython.display', 'show figures')
+    drawn = io.BytesIO()
+    small = io.BytesIO()
+    ax.figure.savefig(drawn, dpi=80)
+    plt.close(ax.figure)
+    require('PIL.Image', 'draw figures').open(drawn).convert('RGB').quantize(colours).save(
+        small, 'png', optimize=True
+    )
     display.display(display.Image(small.getvalue()))

@@ -30,7 +30,8 @@ def read_limited(
     "The bytes of a regular file; `UserError` if there are more than `limit`"
     with open_regular(path) as f:
         size = os.fstat(f.fileno()).st_size
-        if size > limit: raise UserError(f'{path} has more than {fmt_bytes(limit)}: it is not what it should be.')
+        if size > limit:
+            raise UserError(f'{path} has more than {fmt_bytes(limit)}: it is not what it should be.')
         return f.read(size)                                # and not what a program may be appending to it
 
 # %% ../nbs/01_files.ipynb #6339208e
@@ -42,7 +43,9 @@ def _msgspec_type(
     msgspec = require('msgspec', 'read files')
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind, include_extras=True)
-        fields = [(f.name, _msgspec_type(hints[f.name]), *_msgspec_default(f)) for f in dataclasses.fields(kind)]
+        fields = [
+            (f.name, _msgspec_type(hints[f.name]), *_msgspec_default(f)) for f in dataclasses.fields(kind)
+        ]
         return msgspec.defstruct(kind.__name__, fields, forbid_unknown_fields=True, kw_only=True)
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
@@ -57,7 +60,8 @@ def _msgspec_type(
 def _msgspec_default(field):
     "What `defstruct` calls a field's default, in a tuple; empty where the field must be given"
     msgspec = require('msgspec', 'read files')
-    if field.default_factory is not dataclasses.MISSING: return (msgspec.field(default_factory=field.default_factory),)
+    if field.default_factory is not dataclasses.MISSING:
+        return (msgspec.field(default_factory=field.default_factory),)
     return () if field.default is dataclasses.MISSING else (field.default,)
 
 # %% ../nbs/01_files.ipynb #48726500
@@ -94,7 +98,11 @@ def sealed_json(
     **layout,     # as for `json.dumps`
 )->bytes:
     "A record as JSON whose last entry is the checksum of everything before it"
-    body = json.dumps(record, ensure_ascii=False, allow_nan=False, **layout).encode(errors='replace')[:-1].rstrip()
+    body = (
+        json.dumps(record, ensure_ascii=False, allow_nan=False, **layout)
+        .encode(errors='replace')[:-1]
+        .rstrip()
+    )
     return body + SEAL + b'%d}' % zlib.crc32(body)
 
 # %% ../nbs/01_files.ipynb #0c9b2266
@@ -117,10 +125,32 @@ def read_sealed(
     "A sealed file; `UserError` where it is damaged or was changed by hand, `OSError` where the system refuses"
     try: return decode_sealed(read_limited(path, limit), kind)
     except UserError: raise
-    except ValueError as e: raise UserError(f'{path} is damaged or was changed by hand ({str(e)[:200]}): {remedy}.') from None
+    except ValueError as e:
+        raise UserError(f'{path} is damaged or was changed by hand ({str(e)[:200]}): {remedy}.') from None
 
 # %% ../nbs/01_files.ipynb #a7110b9b
-FUZZ_VALUES = (None, True, -1, 0, 7, 10**9, 10**30, 1.5, -0., 1e300, '', 'x', '\0', 'é'*1000, [], {}, [[]], {'': 0}, [10**11], ['x']*1000)
+FUZZ_VALUES = (
+    None,
+    True,
+    -1,
+    0,
+    7,
+    10**9,
+    10**30,
+    1.5,
+    -0.0,
+    1e300,
+    '',
+    'x',
+    '\0',
+    'é' * 1000,
+    [],
+    {},
+    [[]],
+    {'': 0},
+    [10**11],
+    ['x'] * 1000,
+)
 
 # %% ../nbs/01_files.ipynb #c295311b
 def mutate_json(

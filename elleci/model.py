@@ -11,7 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts, noop_context_fn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+    noop_context_fn,
+)
 from .core import UserError, effective_device_type
 from .config import ModelConfig
 from .memory.dryrun import host_scope
@@ -67,7 +72,11 @@ def _default_generators(
     device:torch.device, # where a block computes
 )->list: # of torch.Generator
     "What operators draw from that are given no generator: the CPU's, and the device's own"
-    own = getattr(torch.get_device_module(device), 'default_generators', ()) if device.type not in ('cpu', 'meta') else ()
+    own = (
+        getattr(torch.get_device_module(device), 'default_generators', ())
+        if device.type not in ('cpu', 'meta')
+        else ()
+    )
     return [torch.default_generator, *own[device.index:][:1]]
 
 # %% ../nbs/50_model.ipynb #56625195
@@ -85,7 +94,8 @@ class _ReplayRNG:
         "(5056,) uint8 on a CPU, in memory of NumPy's: what is held during the second pass must not count as the block's"
         state = generator.get_state()
         if not self.meta: return torch.from_numpy(state.numpy().copy())
-        if self.meta == 'cpu': torch.empty(state.nbytes, dtype=torch.uint8, device='meta')   # a dry run sees no generator
+        # a dry run sees no generator
+        if self.meta == 'cpu': torch.empty(state.nbytes, dtype=torch.uint8, device='meta')
         return state
 
     def __enter__(self):
@@ -118,8 +128,12 @@ def _checkpoint_block(
 def _saved_ops():
     "Operators whose results are kept"
     kernels = ('flash_attention', 'flash_attention_for_cpu', 'efficient_attention', 'cudnn_attention')
-    return {torch.ops.aten.mm.default, torch.ops.elleci.int8_product.default, torch.ops.elleci.ssd_forward.default,
-            *(getattr(torch.ops.aten, f'_scaled_dot_product_{k}').default for k in kernels)}
+    return {
+        torch.ops.aten.mm.default,
+        torch.ops.elleci.int8_product.default,
+        torch.ops.elleci.ssd_forward.default,
+        *(getattr(torch.ops.aten, f'_scaled_dot_product_{k}').default for k in kernels),
+    }
 
 # %% ../nbs/50_model.ipynb #1d2de7f7
 def _selective_policy(
@@ -129,7 +143,9 @@ def _selective_policy(
 )->CheckpointPolicy:
     "Keep the result of a product; compute all else again"
     if operator not in _saved_ops(): return CheckpointPolicy.PREFER_RECOMPUTE
-    dropout = torch.Tag.nondeterministic_seeded in operator.tags and any(isinstance(a, float) and a > 0 for a in args)
+    dropout = torch.Tag.nondeterministic_seeded in operator.tags and any(
+        isinstance(a, float) and a > 0 for a in args
+    )
     return CheckpointPolicy.PREFER_RECOMPUTE if dropout else CheckpointPolicy.MUST_SAVE
 
 # %% ../nbs/50_model.ipynb #5a949e9a
@@ -139,7 +155,9 @@ def _checkpoint_selective(
     seq_idx:Tensor|None, # (B, T)
 )->Tensor: # (B, T, D)
     "`block(x, seq_idx)`, of which x and the results of products are kept"
-    return _checkpoint_block(block, x, seq_idx, functools.partial(create_selective_checkpoint_contexts, _selective_policy))
+    return _checkpoint_block(
+        block, x, seq_idx, functools.partial(create_selective_checkpoint_contexts, _selective_policy)
+    )
 
 # %% ../nbs/50_model.ipynb #b2b0cd87
 def _host_empty_like(
@@ -158,12 +176,23 @@ def _checkpoint_offload(
     seq_idx:Tensor|None, # (B, T)
 )->Tensor: # (B, T, D)
     "`block(x, seq_idx)`, of which a copy of x in host memory is kept"
-    def pack(t): return t if not t.is_floating_point() else (t.device, _host_empty_like(t).copy_(t, non_blocking=True))
-    def unpack(kept): return kept if isinstance(kept, Tensor) else torch.empty_like(kept[1], device=kept[0]).copy_(kept[1], non_blocking=True)
+    def pack(t):
+        return t if not t.is_floating_point() else (t.device, _host_empty_like(t).copy_(t, non_blocking=True))
+    def unpack(kept):
+        return (
+            kept
+            if isinstance(kept, Tensor)
+            else torch.empty_like(kept[1], device=kept[0]).copy_(kept[1], non_blocking=True)
+        )
     with saved_tensors_hooks(pack, unpack): return _checkpoint_block(block, x, seq_idx)
 
 # %% ../nbs/50_model.ipynb #3d161d46
-CHECKPOINT_FNS = {'selective': _checkpoint_selective, 'block': _checkpoint_block, 'offload': _checkpoint_offload} # (block, x, seq_idx) to its output: how it is kept
+# (block, x, seq_idx) to its output: how it is kept
+CHECKPOINT_FNS = {
+    'selective': _checkpoint_selective,
+    'block': _checkpoint_block,
+    'offload': _checkpoint_offload,
+}
 
 # %% ../nbs/50_model.ipynb #1ae934ba
 def _check_decode_inputs(
@@ -177,11 +206,15 @@ def _check_decode_inputs(
     whole = tokens.dtype in (torch.int32, torch.int64)
     if not whole or tokens.ndim != 2 or not tokens.numel() or tokens.device != weight.device:
         raise tensor_error('tokens', tokens, f'int64 of shape (B, T), one token or more, on {weight.device}')
-    if tokens.device.type == 'cpu':                                                      # a GPU would have to wait for it
+    if tokens.device.type == 'cpu':  # a GPU would have to wait for it
         low, high = (int(n) for n in tokens.aminmax())
-        if low < 0 or high >= len(weight): raise UserError(f'tokens hold ids from {low} to {high}: give 0 to {len(weight) - 1}.')
+        if low < 0 or high >= len(weight):
+            raise UserError(f'tokens hold ids from {low} to {high}: give 0 to {len(weight) - 1}.')
     if len(cache) != len(model.blocks):
-        raise UserError(f'The cache is for {len(cache)} layers and the model has {len(model.blocks)}: make one with its new_cache.')
+        raise UserError(
+            f'The cache is for {len(cache)} layers and the model has {len(model.blocks)}: '
+            'make one with its new_cache.'
+        )
     for layer in cache: check_cache(layer, tokens, seq_idx)
 
 # %% ../nbs/50_model.ipynb #83b500db
@@ -195,7 +228,8 @@ def _cache_transaction(
     except BaseException:
         for layer in (layer for layer in cache or () if 'length' in layer):
             for t in layer.values():
-                if isinstance(t, Tensor): t[:, layer['length']:] = 0                     # written in place, not yet counted
+                # written in place, not yet counted
+                if isinstance(t, Tensor): t[:, layer['length']:] = 0
         raise
     for layer, moved in zip(cache or (), copies or ()): layer.update(moved)
 
@@ -207,7 +241,10 @@ class Elleci(nn.Module):
         checkpointing:str='none', # what is kept for the backward pass, a key of `CHECKPOINTING`
     ):
         super().__init__()
-        if checkpointing not in ('none', *CHECKPOINT_FNS): raise UserError(f"checkpointing is {checkpointing!r}: give 'none', {', '.join(map(repr, CHECKPOINT_FNS))}.")
+        if checkpointing not in ('none', *CHECKPOINT_FNS):
+            raise UserError(
+                f"checkpointing is {checkpointing!r}: give 'none', {', '.join(map(repr, CHECKPOINT_FNS))}."
+            )
         self.cfg, self.checkpointing = cfg, checkpointing
         self.embedding = nn.Embedding(cfg.vocab_size, cfg.d_model)
         self.blocks = nn.ModuleList(Block(cfg, mixer) for mixer in cfg.mixers)
@@ -218,8 +255,11 @@ class Elleci(nn.Module):
     def _tie_weights(self):
         if self.cfg.tie_embeddings: self.head.weight = self.embedding.weight
         return self
-    def _apply(self, fn, recurse=True): return super()._apply(fn, recurse)._tie_weights()      # `to_empty` would untie them
-    def reset_parameters(self): self._tie_weights(); _init_weights(self)
+    # `to_empty` would untie them
+    def _apply(self, fn, recurse=True): return super()._apply(fn, recurse)._tie_weights()
+    def reset_parameters(self):
+        self._tie_weights()
+        _init_weights(self)
 
     def hidden(self,
         tokens:Tensor, # (B, T) int64 in [0, V)
@@ -227,11 +267,17 @@ class Elleci(nn.Module):
         cache:list|None=None, # from `new_cache`, updated in place
     )->Tensor: # (B, T, D) what the blocks give, before the last norm
         if cache is not None: _check_decode_inputs(self, tokens, seq_idx, cache)
-        checkpoint_fn = CHECKPOINT_FNS.get(self.checkpointing) if cache is None and torch.is_grad_enabled() else None
+        checkpoint_fn = (
+            CHECKPOINT_FNS.get(self.checkpointing) if cache is None and torch.is_grad_enabled() else None
+        )
         with _cache_transaction(cache) as cache:
             x = self.embedding(tokens)
             for i, block in enumerate(self.blocks):
-                x = checkpoint_fn(block, x, seq_idx) if checkpoint_fn else block(x, seq_idx, None if cache is None else cache[i])
+                x = (
+                    checkpoint_fn(block, x, seq_idx)
+                    if checkpoint_fn
+                    else block(x, seq_idx, None if cache is None else cache[i])
+                )
         return x
 
     def forward(self,
@@ -239,7 +285,8 @@ class Elleci(nn.Module):
         seq_idx:Tensor|None=None, # (B, T) integers
         cache:list|None=None, # from `new_cache`, updated in place
     )->Tensor: # (B, T, V) logits
-        with _cache_transaction(cache) as cache: return self.head(self.norm(self.hidden(tokens, seq_idx, cache)))
+        with _cache_transaction(cache) as cache:
+            return self.head(self.norm(self.hidden(tokens, seq_idx, cache)))
 
     def new_cache(self, batch, max_len):
         "An empty cache for `batch` rows of at most `max_len` tokens: one dict per block"
@@ -251,12 +298,21 @@ def parameter_table(
     model:nn.Module, # an `Elleci`, on any device, `meta` too
 )->dict: # part: number of parameters; tied matrices count once
     "Parameters by part of the model"
-    kinds = {Mamba2: 'Mamba-2', MLA: 'MLA', Eigenstate: 'eigenstates', SwiGLU: 'SwiGLU', RMSNorm: 'norms', nn.Embedding: 'embedding and head', nn.Linear: 'embedding and head'}
+    kinds = {
+        Mamba2: 'Mamba-2',
+        MLA: 'MLA',
+        Eigenstate: 'eigenstates',
+        SwiGLU: 'SwiGLU',
+        RMSNorm: 'norms',
+        nn.Embedding: 'embedding and head',
+        nn.Linear: 'embedding and head',
+    }
     parts = [m for b in model.blocks for m in b.children()] + [model.norm, model.embedding, model.head]
     table, seen = {part: 0 for kind, part in kinds.items() if any(type(m) is kind for m in parts)}, set()
     for part in parts:
         fresh = {id(p): p.numel() for p in part.parameters() if id(p) not in seen}
-        seen |= fresh.keys(); table[kinds[type(part)]] += sum(fresh.values())
+        seen |= fresh.keys()
+        table[kinds[type(part)]] += sum(fresh.values())
     return table
 
 # %% ../nbs/50_model.ipynb #a946fd5e
@@ -280,4 +336,6 @@ def token_loss(
     labels:Tensor, # (B, T) int64 in [0, V), or IGNORE_INDEX; the engine has looked at them
 )->Tensor: # fp32 scalar, nats, *summed* over the counted labels, so that micro-batches can be weighted by their tokens
     "Cross-entropy of the head's logits, none of which is kept"
-    return linear_cross_entropy(model.norm(x), model.head.weight, labels, IGNORE_INDEX, reduction='sum', check=False)
+    return linear_cross_entropy(
+        model.norm(x), model.head.weight, labels, IGNORE_INDEX, reduction='sum', check=False
+    )

@@ -5,8 +5,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-RECIPE_A, WIDE, LONG = (4, 1024, 64, 64, 1, 16), (8, 4096, 64, 64, 1, 128), (1, 32_768, 64, 64, 1, 16)   # (B, T, H, P, G, N)
-PEERS = ('mamba_ssm', 'chunked', 'torch', 'plain', 'causal_conv1d')           # names of subjects that are not ours
+# (B, T, H, P, G, N)
+RECIPE_A, WIDE, LONG = (4, 1024, 64, 64, 1, 16), (8, 4096, 64, 64, 1, 128), (1, 32_768, 64, 64, 1, 16)
+# names of subjects that are not ours
+PEERS = ('mamba_ssm', 'chunked', 'torch', 'plain', 'causal_conv1d')
 TOY, TOY_WIDE = (1, 70, 2, 16, 1, 16), (1, 70, 2, 16, 1, 32)
 
 @dataclass
@@ -15,7 +17,8 @@ class Context:
     dry:bool
     limit:float           # seconds, from now on
     alone:bool = False    # no other part was asked for
-    machine:dict = field(default_factory=dict)  # what the part `machine` found: bandwidth (B/s), flops (/s in bf16)
+    # what the part `machine` found: bandwidth (B/s), flops (/s in bf16)
+    machine:dict = field(default_factory=dict)
     began:float = field(default_factory=time.monotonic)
     @property
     def device(self): return torch.device('cpu' if self.dry else 'cuda')
@@ -29,34 +32,61 @@ def row(name, measured, unit, target=None, at_most=False, must=False, **more):
         met = measured <= target if at_most else measured >= target
         by, of = (target, measured) if at_most else (measured, target)
         ratio = by/of if of else None
-    return dict(name=name, target=target, measured=measured, ratio=ratio, unit=unit, met=met, **(dict(must=True) if must else {}), **more)
+    return dict(
+        name=name,
+        target=target,
+        measured=measured,
+        ratio=ratio,
+        unit=unit,
+        met=met,
+        **(dict(must=True) if must else {}),
+        **more,
+    )
 
 def note(said, **more): return row(said, None, '', **more)
 
 class Timing(NamedTuple):
     "Milliseconds on the device; `host`: how long Python took to ask for it"
-    ms:float; low:float; high:float; host:float; repeats:int
-    def fields(self): return dict(ms=self.ms, quartiles=[self.low, self.high], host_ms=self.host, repeats=self.repeats)
+    ms:float
+    low:float
+    high:float
+    host:float
+    repeats:int
+    def fields(self):
+        return dict(ms=self.ms, quartiles=[self.low, self.high], host_ms=self.host, repeats=self.repeats)
 
 class Stopwatch:
     "Medians over rounds in which every subject runs once, with a cold L2 and the queue full, so that Python's share is not in them"
     def __init__(self, ctx):
         self.ctx, self.gpu = ctx, ctx.device.type == 'cuda'
         if self.gpu:
-            self.cache = torch.empty(max(2*torch.cuda.get_device_properties(0).L2_cache_size, 2**26), dtype=torch.uint8, device='cuda')
-            torch.cuda._sleep(1000); self.cycles = 1e7/self._events(lambda: torch.cuda._sleep(10**7))       # per ms
+            self.cache = torch.empty(
+                max(2 * torch.cuda.get_device_properties(0).L2_cache_size, 2**26),
+                dtype=torch.uint8,
+                device='cuda',
+            )
+            # per ms
+            torch.cuda._sleep(1000)
+            self.cycles = 1e7/self._events(lambda: torch.cuda._sleep(10**7))
 
     def _events(self, f):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record(); f(); end.record(); torch.cuda.synchronize()
+        start.record()
+        f()
+        end.record()
+        torch.cuda.synchronize()
         return start.elapsed_time(end)
 
     def _warm(self, f):
         "(ms, host ms) of a warm call; raises what f raises"
-        if not self.gpu: f(); return 1., 1.
+        if not self.gpu:
+            f()
+            return 1., 1.
         for _ in range(3): f()
         torch.cuda.synchronize()
-        began = time.perf_counter(); f(); host = 1e3*(time.perf_counter() - began)
+        began = time.perf_counter()
+        f()
+        host = 1e3*(time.perf_counter() - began)
         torch.cuda.synchronize()
         return self._events(f), host
 
@@ -65,16 +95,33 @@ class Stopwatch:
         out, warm = {}, {}
         for name, f in subjects.items():
             try: warm[name] = self._warm(f)
-            except Exception as e: out[name] = e; free()
-        rounds = 2 if not self.gpu else max(7, min(60, int(1e3*seconds/sum(2*ms + 2*host + .3 for ms, host in warm.values())))) if warm else 0
+            except Exception as e:
+                out[name] = e
+                free()
+        rounds = (
+            2
+            if not self.gpu
+            else max(
+                7, min(60, int(1e3 * seconds / sum(2 * ms + 2 * host + 0.3 for ms, host in warm.values())))
+            )
+            if warm
+            else 0
+        )
         taken = {name: [] for name in warm}
         for _ in range(rounds):
             for name, (_, host) in warm.items():
                 if not self.gpu:
-                    began = time.perf_counter(); subjects[name](); taken[name].append(1e3*(time.perf_counter() - began)); continue
-                self.cache.zero_(); torch.cuda._sleep(int(self.cycles*min(20., 1.5*host + .05)))
+                    began = time.perf_counter()
+                    subjects[name]()
+                    taken[name].append(1e3*(time.perf_counter() - began))
+                    continue
+                self.cache.zero_()
+                torch.cuda._sleep(int(self.cycles*min(20., 1.5*host + .05)))
                 start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                start.record(); subjects[name](); end.record(); taken[name].append((start, end))
+                start.record()
+                subjects[name]()
+                end.record()
+                taken[name].append((start, end))
             if self.gpu: torch.cuda.synchronize()
         for name, t in taken.items():
             ms = [s.elapsed_time(e) for s, e in t] if self.gpu else t
@@ -88,20 +135,34 @@ def free():
 
 def peak(f):
     "Bytes that f allocates at most beyond what was there"
-    f(); free(); torch.cuda.synchronize(); torch.cuda.reset_peak_memory_stats(); before = torch.cuda.memory_allocated()
-    out = f(); torch.cuda.synchronize(); del out
+    f()
+    free()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    out = f()
+    torch.cuda.synchronize()
+    del out
     return torch.cuda.max_memory_allocated() - before
 
 def failed(name, e):
     "A subject that could not run: a failure of the suite, unless it is a peer's or the card is too small"
     said = f'{name}: {type(e).__name__}: {" ".join(str(e).split())[:300]}'
-    return note(said, error=not (isinstance(e, torch.OutOfMemoryError) or name.startswith(PEERS)), gave_up=True)
+    return note(
+        said, error=not (isinstance(e, torch.OutOfMemoryError) or name.startswith(PEERS)), gave_up=True
+    )
 
 def scan_inputs(shape, dtype=torch.bfloat16, device='cpu', docs=False, seed=0, fill=True, state=False):
     "Inputs of `ssd` as a layer makes them; fill=False leaves the memory as it is"
     (b, T, H, P, G, N), gen = shape, torch.Generator(device).manual_seed(seed)
-    normal = lambda *s: (torch.randn(s, generator=gen, device=device) if fill else torch.empty(s, device=device))
-    even = lambda low, high, *s: torch.rand(s, generator=gen, device=device)*(high - low) + low if fill else torch.ones(s, device=device)
+    def normal(*s):
+        return (torch.randn(s, generator=gen, device=device) if fill else torch.empty(s, device=device))
+    def even(low, high, *s):
+        return (
+            torch.rand(s, generator=gen, device=device) * (high - low) + low
+            if fill
+            else torch.ones(s, device=device)
+        )
     e = {k: normal(*s).to(dtype) if fill else torch.empty(s, dtype=dtype, device=device)
          for k, s in (('x', (b, T, H, P)), ('B', (b, T, G, N)), ('C', (b, T, G, N)))}
     e |= dict(dt=even(math.log(1e-3), math.log(1e-1), b, T, H).exp(), A=-even(1, 16, H), D=normal(H))
@@ -109,11 +170,16 @@ def scan_inputs(shape, dtype=torch.bfloat16, device='cpu', docs=False, seed=0, f
     if docs: e['seq_idx'] = (torch.arange(T, device=device)//max(T//5, 30)).int().expand(b, T).contiguous()
     return e
 
-def leaves_of(e): return {k: v.detach().requires_grad_() if isinstance(v, Tensor) and v.is_floating_point() else v for k, v in e.items()}
+def leaves_of(e):
+    return {
+        k: v.detach().requires_grad_() if isinstance(v, Tensor) and v.is_floating_point() else v
+        for k, v in e.items()
+    }
 
 def both_ways(f, e):
     "A function that runs y = f(**e) and its gradients"
-    e, g = leaves_of(e), []; wanted = [v for v in e.values() if isinstance(v, Tensor) and v.requires_grad]
+    e, g = leaves_of(e), []
+    wanted = [v for v in e.values() if isinstance(v, Tensor) and v.requires_grad]
     def run():
         y = f(**e)
         if not g: g.append(torch.randn_like(y))
@@ -129,10 +195,14 @@ def mamba_ssm(module='ssd_combined'):
     "A module of mamba_ssm.ops.triton, or None where the package is not installed; past its __init__, which asks for a CUDA extension"
     if 'mamba_ssm' not in sys.modules:
         if (spec := importlib.util.find_spec('mamba_ssm')) is None: return None
-        package = types.ModuleType('mamba_ssm'); package.__path__, package.__spec__ = list(spec.submodule_search_locations), spec
+        package = types.ModuleType('mamba_ssm')
+        package.__path__ = list(spec.submodule_search_locations)
+        package.__spec__ = spec
         sys.modules['mamba_ssm'] = package
     try: m = importlib.import_module(f'mamba_ssm.ops.triton.{module}')
-    except ImportError as e: print(f'mamba_ssm.ops.triton.{module} cannot be imported: {e}', file=sys.stderr); return None
+    except ImportError as e:
+        print(f'mamba_ssm.ops.triton.{module} cannot be imported: {e}', file=sys.stderr)
+        return None
     if not torch.cuda.is_available():                           # let its launchers run on CPU tensors
         torch.cuda.device = lambda *_: contextlib.nullcontext()
         torch.cuda.get_device_properties = lambda *_: types.SimpleNamespace(multi_processor_count=1)
@@ -142,4 +212,6 @@ def quick_tuning():
     "Let kernels that tune themselves (mamba-ssm's) do so in 25 ms a configuration, not 125; the same choice within the noise"
     autotuner = importlib.import_module('triton.runtime.autotuner')
     bench = importlib.import_module('triton.testing').do_bench
-    autotuner.Autotuner.do_bench = property(lambda self: lambda f, quantiles: bench(f, warmup=5, rep=20, quantiles=quantiles))
+    autotuner.Autotuner.do_bench = property(
+        lambda self: lambda f, quantiles: bench(f, warmup=5, rep=20, quantiles=quantiles)
+    )

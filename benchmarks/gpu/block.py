@@ -21,7 +21,8 @@ def size(dry): return (1, 34) if dry else RECIPE_A[:2]
 
 def launches(dry): return [('block', lambda: launch(RECIPE_A))] + fused.launches(dry)[:1]
 
-def chunked(x, dt, A, B, C, chunk_size, D, seq_idx=None, check=None): return ssd_chunked(x, dt, A, B, C, chunk_size, D, seq_idx=seq_idx)
+def chunked(x, dt, A, B, C, chunk_size, D, seq_idx=None, check=None):
+    return ssd_chunked(x, dt, A, B, C, chunk_size, D, seq_idx=seq_idx)
 
 @contextlib.contextmanager
 def using(backend, scan=None):
@@ -34,14 +35,18 @@ def using(backend, scan=None):
 
 def stepper(block, x, patch=contextlib.nullcontext):
     def step():
-        block.zero_grad(set_to_none=True); x.grad = None
+        block.zero_grad(set_to_none=True)
+        x.grad = None
         with patch():
             with autocast(x.device, 'bf16'): y = block(x)
             y.float().square().mean().backward()
     return step
 
 def make(ctx, device):
-    with torch.device(device): return mamba2.Mamba2(config(ctx.dry), nn.Linear), torch.randn(*size(ctx.dry), config(ctx.dry).d_model, requires_grad=True)
+    with torch.device(device):
+        return mamba2.Mamba2(config(ctx.dry), nn.Linear), torch.randn(
+            *size(ctx.dry), config(ctx.dry).d_model, requires_grad=True
+        )
 
 def predicted(ctx):
     block, x = make(ctx, 'meta')
@@ -51,12 +56,22 @@ def predicted(ctx):
 def run(ctx):
     seed_everything(0)
     block, x = make(ctx, ctx.device)
-    ways = dict(ours=lambda: using('triton'), torch=lambda: using('torch'), chunked=lambda: using('torch', chunked))
+    ways = dict(
+        ours=lambda: using('triton'), torch=lambda: using('torch'), chunked=lambda: using('torch', chunked)
+    )
     steps = {n: stepper(block, x, patch) for n, patch in ways.items()}
     grads = {}
-    for n in ('ours', 'chunked'): steps[n](); grads[n] = torch.cat([p.grad.flatten() for p in [*block.parameters(), x]])
-    yield row('gradients of ours and of chunked torch', ((grads['ours'] - grads['chunked']).norm()/grads['chunked'].norm()).item(), 'relative difference',
-              2e-2, at_most=True, must=True)
+    for n in ('ours', 'chunked'):
+        steps[n]()
+        grads[n] = torch.cat([p.grad.flatten() for p in [*block.parameters(), x]])
+    yield row(
+        'gradients of ours and of chunked torch',
+        ((grads['ours'] - grads['chunked']).norm() / grads['chunked'].norm()).item(),
+        'relative difference',
+        2e-2,
+        at_most=True,
+        must=True,
+    )
     del grads
     times = Stopwatch(ctx)(steps, 3)
     for n, t in times.items():
@@ -65,14 +80,25 @@ def run(ctx):
     if 'ours' in good:
         mine = good.pop('ours')
         yield row('forward + backward', mine.ms, 'ms', **mine.fields())
-        for n, t in good.items(): yield row(f'faster than the block with {n}', t.ms/mine.ms, '×', **t.fields())
+        for n, t in good.items():
+            yield row(f'faster than the block with {n}', t.ms/mine.ms, '×', **t.fields())
     expected = predicted(ctx)
-    if ctx.dry: yield row('peak predicted', expected/2**20, 'MiB'); return
-    block.zero_grad(set_to_none=True); x.grad = None; free(); torch.cuda.synchronize(); torch.cuda.reset_peak_memory_stats()
+    if ctx.dry:
+        yield row('peak predicted', expected/2**20, 'MiB')
+        return
+    block.zero_grad(set_to_none=True)
+    x.grad = None
+    free()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
     ours = sum(-(-t.nbytes//512)*512 for t in [*block.parameters(), *block.buffers(), x])
-    besides = torch.cuda.memory_allocated() - ours                  # the stopwatch's buffer, the libraries' workspaces
+    # the stopwatch's buffer, the libraries' workspaces
+    besides = torch.cuda.memory_allocated() - ours
     for _ in range(2): stepper(block, x, ways['ours'])()
     torch.cuda.synchronize()
     measured = torch.cuda.max_memory_allocated() - besides
-    yield row('peak predicted', expected/2**20, 'MiB'); yield row('peak measured', measured/2**20, 'MiB')
-    yield row('peak predicted against measured, off by', abs(expected/measured - 1), 'of it', .005, at_most=True)
+    yield row('peak predicted', expected/2**20, 'MiB')
+    yield row('peak measured', measured/2**20, 'MiB')
+    yield row(
+        'peak predicted against measured, off by', abs(expected / measured - 1), 'of it', 0.005, at_most=True
+    )

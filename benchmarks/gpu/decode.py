@@ -3,13 +3,15 @@ import torch
 from elleci.kernels.ssd import _decode_triton, ssd_decode
 from gpu.bench import Stopwatch, failed, mamba_ssm, row, scan_inputs
 
-def cases(dry): return [(2, 2, 16, 1, 16)] if dry else [(256, 64, 64, 1, 16), (128, 64, 64, 1, 128), (1, 64, 64, 1, 16)]     # (B, H, P, G, N)
+def cases(dry):  # (B, H, P, G, N)
+    return [(2, 2, 16, 1, 16)] if dry else [(256, 64, 64, 1, 16), (128, 64, 64, 1, 128), (1, 64, 64, 1, 16)]
 
 def token(b, H, P, G, N, device='cpu', fill=True):
     e = scan_inputs((b, 1, H, P, G, N), torch.bfloat16, device, state=True, fill=fill)
     return (e['initial_state'], e['x'][:, 0], e['dt'][:, 0], e['A'], e['B'][:, 0], e['C'][:, 0], e['D'])
 
-def launches(dry): return [(f'decode {c}', lambda c=c: _decode_triton(*token(*c, fill=False))) for c in cases(dry)]
+def launches(dry):
+    return [(f'decode {c}', lambda c=c: _decode_triton(*token(*c, fill=False))) for c in cases(dry)]
 
 def run(ctx):
     watch, peer = Stopwatch(ctx), mamba_ssm('selective_state_update')
@@ -20,7 +22,9 @@ def run(ctx):
                 with torch.no_grad(): return ssd_decode(*args, backend=backend)
             return f
         subjects = dict(ours=ask('triton'), torch=ask('torch'))
-        wide = dict(dt=dt[..., None].expand(b, H, P), A=A[:, None, None].expand(H, P, N), D=D[:, None].expand(H, P))
+        wide = dict(
+            dt=dt[..., None].expand(b, H, P), A=A[:, None, None].expand(H, P, N), D=D[:, None].expand(H, P)
+        )
         wide['dt_bias'] = torch.zeros_like(D)[:, None].expand(H, P)
         if peer: subjects['mamba_ssm'] = lambda: peer.selective_state_update(state, x, B=B, C=C, **wide)
         times, label = watch(subjects, .6), f'{b} rows, H {H}, P {P}, N {N}'

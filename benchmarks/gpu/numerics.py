@@ -11,30 +11,60 @@ from gpu.bench import RECIPE_A, failed, free, leaves_of, row, scan_inputs
 from gpu.ssd import launch
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
-SHAPES = ((2, 1, 4, 48, 4, 4), (2, 7, 4, 16, 2, 8), (2, 63, 4, 64, 1, 24), (2, 500, 4, 80, 2, 64), (1, 500, 4, 128, 4, 128), (2, 500, 16, 64, 1, 16),
-          (1, 500, 8, 64, 1, 128))
+SHAPES = (
+    (2, 1, 4, 48, 4, 4),
+    (2, 7, 4, 16, 2, 8),
+    (2, 63, 4, 64, 1, 24),
+    (2, 500, 4, 80, 2, 64),
+    (1, 500, 4, 128, 4, 128),
+    (2, 500, 16, 64, 1, 16),
+    (1, 500, 8, 64, 1, 128),
+)
 LARGE = (2, 4096, 64, 64, 1, 128)
 CONVS, NORMS = ((37, 70, 4), (500, 4128, 4), (65, 6, 3)), (((9, 96), 3), ((130, 4096), 1), ((520, 20), 2))
-POINTWISE = (9, 97), (520, 2048), (33000, 40)                 # the last two: several rows to a backward program
+# the last two: several rows to a backward program
+POINTWISE = (9, 97), (520, 2048), (33000, 40)
 
 def shapes(dry): return ((1, 70, 2, 16, 1, 16), (1, 7, 2, 24, 2, 4)) if dry else SHAPES
 def large(dry): return (1, 130, 2, 16, 1, 16) if dry else LARGE
 
-def scans(dry): return [(s, t, n % 2 == 0, n % 4 < 2) for n, (s, t) in enumerate(itertools.product(shapes(dry), TOLERANCE))]
+def scans(dry):
+    return [
+        (s, t, n % 2 == 0, n % 4 < 2) for n, (s, t) in enumerate(itertools.product(shapes(dry), TOLERANCE))
+    ]
 
 def launches(dry):
     found = [(f'ssd {s} {t}', functools.partial(launch, s, t, d, d, (True,))) for s, t, d, _ in scans(dry)]
     for t, (T, C, K), docs in itertools.product(TOLERANCE, CONVS, (True, False)):
-        u, run = torch.empty(2, T, C + 9, dtype=t)[..., 5:-4], torch.empty(2, T, dtype=torch.int32) if docs else None
+        u = torch.empty(2, T, C + 9, dtype=t)[..., 5:-4]
+        run = torch.empty(2, T, dtype=torch.int32) if docs else None
         args = u, torch.empty(C, K), torch.empty(C), run, torch.empty(2, K - 1, C, dtype=t) if docs else None
-        found += [(f'conv {T, C, K} {t}', lambda a=args: fused.conv_silu_forward(*a)),
-                  (f'conv {T, C, K} {t}', lambda a=args, g=torch.empty(2, T, C, dtype=t): fused.conv_silu_backward(g, *a))]
+        found += [
+            (f'conv {T, C, K} {t}', lambda a=args: fused.conv_silu_forward(*a)),
+            (
+                f'conv {T, C, K} {t}',
+                lambda a=args, g=torch.empty(2, T, C, dtype=t): fused.conv_silu_backward(g, *a),
+            ),
+        ]
     for t, ((R, D), G) in itertools.product(TOLERANCE, NORMS):
         y, z = torch.empty(R, D, dtype=t), torch.empty(R, D + 11, dtype=t)[:, 3:-8]
-        found += [(f'norm {R, D, G} {t}', lambda y=y, z=z, G=G: fused.gated_norm_forward(y, z, torch.empty(y.shape[1]), G, 1e-5)),
-                  (f'norm {R, D, G} {t}', lambda y=y, z=z, G=G: fused.gated_norm_backward(y, y, z, torch.empty(y.shape[1]), torch.empty(len(y), G)))]
+        found += [
+            (
+                f'norm {R, D, G} {t}',
+                lambda y=y, z=z, G=G: fused.gated_norm_forward(y, z, torch.empty(y.shape[1]), G, 1e-5),
+            ),
+            (
+                f'norm {R, D, G} {t}',
+                lambda y=y, z=z, G=G: fused.gated_norm_backward(
+                    y, y, z, torch.empty(y.shape[1]), torch.empty(len(y), G)
+                ),
+            ),
+        ]
     for t, (R, D) in itertools.product(TOLERANCE, POINTWISE):
-        x, both, w, r = torch.empty(R, D, dtype=t), torch.empty(R, 2*D + 11, dtype=t)[:, 3:-8], torch.empty(D), torch.empty(R, 1)
+        x = torch.empty(R, D, dtype=t)
+        both = torch.empty(R, 2*D + 11, dtype=t)[:, 3:-8]
+        w = torch.empty(D)
+        r = torch.empty(R, 1)
         found += [(f'rms_norm {R, D} {t}', lambda x=x, w=w: pointwise.rms_norm_forward(x, w, 1e-5)),
                   (f'rms_norm {R, D} {t}', lambda x=x, w=w, r=r: pointwise.rms_norm_backward(x, x, w, r)),
                   (f'silu_mul {R, D} {t}', lambda b=both: pointwise.silu_mul_forward(b)),
@@ -49,7 +79,8 @@ def off(mine, exact):
 
 def grads(f, e, gs):
     "Outputs of f(**e) and the gradients of all floats"
-    leaves = leaves_of(e); out = f(**leaves)
+    leaves = leaves_of(e)
+    out = f(**leaves)
     wanted = {k: v for k, v in leaves.items() if v is not None and v.is_floating_point()}
     got = torch.autograd.grad(out, list(wanted.values()), [g.to(o.dtype) for g, o in zip(gs, out)])
     return dict(zip(('y', 'state'), out)) | dict(zip(wanted, got))
@@ -72,19 +103,32 @@ def compared(ctx, shape, dtype, docs, gate, scan=ssd_recurrent):
 def worst(name, errors, limit):
     "A row of the worst of [(where, what, error)]"
     where, what, error = max(errors, key=lambda r: r[2] if r[2] == r[2] else float('inf'))
-    return row(f'{name}: {what} at {where}, the worst of {len(errors)}', error, 'relative error', limit, at_most=True, must=True)
+    return row(
+        f'{name}: {what} at {where}, the worst of {len(errors)}',
+        error,
+        'relative error',
+        limit,
+        at_most=True,
+        must=True,
+    )
 
 def check_scans(ctx):
     found = {t: [] for t in TOLERANCE}
-    for shape, dtype, docs, gate in scans(ctx.dry): found[dtype] += [(shape, k, v) for k, v in compared(ctx, shape, dtype, docs, gate).items()]
+    for shape, dtype, docs, gate in scans(ctx.dry):
+        found[dtype] += [(shape, k, v) for k, v in compared(ctx, shape, dtype, docs, gate).items()]
     for dtype, errors in found.items():
         rates, rest = [r for r in errors if r[1] == 'A'], [r for r in errors if r[1] != 'A']
         yield worst(f'ssd, {str(dtype)[6:]}', rest, TOLERANCE[dtype])
-        yield worst(f'ssd, {str(dtype)[6:]}', rates, 5*TOLERANCE[dtype])      # a sum over all steps of what nearly cancels
+        # a sum over all steps of what nearly cancels
+        yield worst(f'ssd, {str(dtype)[6:]}', rates, 5*TOLERANCE[dtype])
 
 def check_large(ctx):
     shape = large(ctx.dry)
-    yield worst('ssd, bfloat16', [(shape, k, v) for k, v in compared(ctx, shape, torch.bfloat16, False, False, ssd_chunked).items()], 1e-2)
+    yield worst(
+        'ssd, bfloat16',
+        [(shape, k, v) for k, v in compared(ctx, shape, torch.bfloat16, False, False, ssd_chunked).items()],
+        1e-2,
+    )
     torch.set_float32_matmul_precision('high')
     errors = [(shape, k, v) for k, v in compared(ctx, shapes(ctx.dry)[-1], torch.float32, True, True).items()]
     torch.set_float32_matmul_precision('highest')
@@ -94,18 +138,21 @@ def conv(u, weight, bias, window=None, seq_idx=None, **kw):
     if u.dtype != torch.float64: return (conv_silu(u, weight, bias, seq_idx, window, backend='triton'),)
     return (conv_silu(u, weight, bias, seq_idx, window, backend='torch'),)
 
-def norm(y, z, weight, groups): return (gated_rms_norm(y, z, weight, groups, backend='torch' if y.dtype == torch.float64 else 'triton'),)
+def norm(y, z, weight, groups):
+    return (gated_rms_norm(y, z, weight, groups, backend='torch' if y.dtype == torch.float64 else 'triton'),)
 
 def rms(x, weight): return (rms_norm(x, weight, backend='torch' if x.dtype == torch.float64 else 'triton'),)
-def gate(gate_up): return (silu_mul(gate_up, backend='torch' if gate_up.dtype == torch.float64 else 'triton'),)
+def gate(gate_up):
+    return (silu_mul(gate_up, backend='torch' if gate_up.dtype == torch.float64 else 'triton'),)
 
 def check_pointwise(ctx):
     "The norm and SwiGLU's gate, oracle as in `check_fused`"
-    normal = lambda *s, t=torch.float32: torch.randn(s, device=ctx.device).to(t)
+    def normal(*s, t=torch.float32): return torch.randn(s, device=ctx.device).to(t)
     for dtype, limit in TOLERANCE.items():
         norms, gates = [], []
         for R, D in ((5, 24),) if ctx.dry else POINTWISE:
-            e, b = dict(x=normal(R, D, t=dtype), weight=1 + .3*normal(D)), dict(gate_up=normal(R, 2*D + 11, t=dtype)[:, 3:-8])
+            e = dict(x=normal(R, D, t=dtype), weight=1 + .3*normal(D))
+            b = dict(gate_up=normal(R, 2*D + 11, t=dtype)[:, 3:-8])
             for f, i, found in ((rms, e, norms), (gate, b, gates)):
                 mine, exact = (grads(f, j, [e['x'].flip(0)]) for j in (i, wide(i)))
                 found += [((R, D), k, off(mine[k], exact[k])) for k in exact]
@@ -114,17 +161,23 @@ def check_pointwise(ctx):
 
 def check_fused(ctx):
     "In float64 the torch code is the oracle: the notebook holds it against plain formulas to 1e-12"
-    normal = lambda *s, t=torch.float32: torch.randn(s, device=ctx.device).to(t)
+    def normal(*s, t=torch.float32): return torch.randn(s, device=ctx.device).to(t)
     for dtype, limit in TOLERANCE.items():
         convs, norms = [], []
         for (T, C, K), docs in itertools.product(((12, 10, 4),) if ctx.dry else CONVS, (True, False)):
             e = dict(u=normal(2, T, C + 9, t=dtype)[..., 5:-4], weight=normal(C, K)/K**.5, bias=normal(C))
-            if docs: e |= dict(window=normal(2, K - 1, C, t=dtype), seq_idx=(torch.rand(2, T, device=ctx.device) < .05).cumsum(1))
+            if docs:
+                e |= dict(
+                    window=normal(2, K - 1, C, t=dtype),
+                    seq_idx=(torch.rand(2, T, device=ctx.device) < 0.05).cumsum(1),
+                )
             mine, exact = (grads(conv, i, [e['u'].contiguous()]) for i in (e, wide(e)))
             convs += [((T, C, K), k, off(mine[k], exact[k])) for k in exact]
         for (R, D), G in (((5, 24), 2),) if ctx.dry else NORMS:
             e = dict(y=normal(R, D, t=dtype), z=normal(R, D + 11, t=dtype)[:, 3:-8], weight=1 + .3*normal(D))
-            mine, exact = (grads(functools.partial(norm, groups=G), i, [e['y'].flip(0)]) for i in (e, wide(e)))
+            mine, exact = (
+                grads(functools.partial(norm, groups=G), i, [e['y'].flip(0)]) for i in (e, wide(e))
+            )
             norms += [((R, D), k, off(mine[k], exact[k])) for k in exact]
         yield worst(f'conv_silu, {str(dtype)[6:]}', convs, limit)
         yield worst(f'gated_rms_norm, {str(dtype)[6:]}', norms, limit)
@@ -132,12 +185,22 @@ def check_fused(ctx):
 def check_decode(ctx):
     for dtype, limit in TOLERANCE.items():
         errors = []
-        for shape in ((2, 5, 4, 48, 2, 24), (2, 5, 4, 64, 1, 128), (3, 5, 8, 64, 1, 16))[:1 if ctx.dry else 3]:
+        for shape in ((2, 5, 4, 48, 2, 24), (2, 5, 4, 64, 1, 128), (3, 5, 8, 64, 1, 16))[
+            : 1 if ctx.dry else 3
+        ]:
             e = scan_inputs(shape, dtype, ctx.device, seed=1, state=True)
             mine, exact, w = e['initial_state'].clone(), e['initial_state'].double(), wide(e)
-            step = lambda f, e, h, t, **kw: f(h, e['x'][:, t], e['dt'][:, t], e['A'], e['B'][:, t], e['C'][:, t], e['D'], **kw)
+            def step(f, e, h, t, **kw):
+                return f(h, e['x'][:, t], e['dt'][:, t], e['A'], e['B'][:, t], e['C'][:, t], e['D'], **kw)
             with torch.no_grad():
-                for t in range(5): errors.append((shape, 'y', off(step(ssd_decode, e, mine, t, backend='triton'), step(ssd_step, w, exact, t))))
+                for t in range(5):
+                    errors.append(
+                        (
+                            shape,
+                            'y',
+                            off(step(ssd_decode, e, mine, t, backend='triton'), step(ssd_step, w, exact, t)),
+                        )
+                    )
             errors.append((shape, 'state', off(mine, exact)))
         yield worst(f'ssd_decode, {str(dtype)[6:]}', errors, limit)
 
@@ -146,31 +209,61 @@ def same_bits(a, b): return sum(not torch.equal(a[k], b[k]) for k in a)
 def check_bits(ctx):
     "Documents: with another first document, nothing of the second changes. And no sum depends on who came first"
     b, T, H, P, G, N = shape = (1, 70, 2, 16, 1, 16) if ctx.dry else RECIPE_A
-    scan = lambda **e: (ssd(**e, backend='triton', check=False),)
-    short = lambda **e: (conv_silu(**e, backend='triton'),)
+    def scan(**e): return (ssd(**e, backend='triton', check=False),)
+    def short(**e): return (conv_silu(**e, backend='triton'),)
     for dtype in (torch.bfloat16, torch.float32):
         one, other = (scan_inputs(shape, dtype, ctx.device, seed=s) for s in (3, 4))
-        u, v = (torch.randn(b, T, H*P, generator=torch.Generator(ctx.device).manual_seed(s), device=ctx.device).to(dtype) for s in (5, 6))
+        u, v = (
+            torch.randn(
+                b, T, H * P, generator=torch.Generator(ctx.device).manual_seed(s), device=ctx.device
+            ).to(dtype)
+            for s in (5, 6)
+        )
         w, bias, differ = torch.randn(H*P, 4, device=ctx.device), torch.randn(H*P, device=ctx.device), 0
         for at in (40,) if ctx.dry else (T//3, T//64*64, T - 3):
             idx = (torch.arange(T, device=ctx.device) >= at).long().expand(b, T)
-            swap = lambda a, b: torch.cat([b[:, :at], a[:, at:]], 1)
+            def swap(a, b): return torch.cat([b[:, :at], a[:, at:]], 1)
             results = []
-            for e, x in ((one, u), ({k: swap(one[k], other[k]) if one[k].ndim > 2 else one[k] for k in one}, swap(u, v))):
+            for e, x in (
+                (one, u),
+                ({k: swap(one[k], other[k]) if one[k].ndim > 2 else one[k] for k in one}, swap(u, v)),
+            ):
                 got = grads(scan, e | dict(seq_idx=idx), [one['x']])
-                got |= {f'conv {k}': v for k, v in grads(short, dict(u=x, weight=w, bias=bias, seq_idx=idx), [u]).items()}
+                got |= {
+                    f'conv {k}': v
+                    for k, v in grads(short, dict(u=x, weight=w, bias=bias, seq_idx=idx), [u]).items()
+                }
                 results.append({k: v[:, at:] for k, v in got.items() if v.ndim > 2})
             differ += same_bits(*results)
-        yield row(f'documents apart, {str(dtype)[6:]}: tensors that differ', differ, f'of {8 if ctx.dry else 24}', 0, at_most=True, must=True)
+        yield row(
+            f'documents apart, {str(dtype)[6:]}: tensors that differ',
+            differ,
+            f'of {8 if ctx.dry else 24}',
+            0,
+            at_most=True,
+            must=True,
+        )
         e = one | dict(seq_idx=(torch.arange(T, device=ctx.device)//40).expand(b, T))
         rows = dict(y=u.flatten(0, 1), z=v.flatten(0, 1), weight=bias)
-        twice = [grads(scan, e, [other['x']]) | {f'conv {k}': t for k, t in grads(short, dict(u=u, weight=w, bias=bias), [v]).items()}
-                 | {f'norm {k}': t for k, t in grads(functools.partial(norm, groups=1), rows, [rows['z']]).items()}
-                 | {f'rms_norm {k}': t for k, t in grads(rms, dict(x=rows['y'], weight=bias), [rows['z']]).items()} for _ in range(2)]
-        yield row(f'run twice, {str(dtype)[6:]}: tensors that differ', same_bits(*twice), f'of {len(twice[0])}', 0, at_most=True, must=True)
+        twice = [
+            grads(scan, e, [other['x']])
+            | {f'conv {k}': t for k, t in grads(short, dict(u=u, weight=w, bias=bias), [v]).items()}
+            | {f'norm {k}': t for k, t in grads(functools.partial(norm, groups=1), rows, [rows['z']]).items()}
+            | {f'rms_norm {k}': t for k, t in grads(rms, dict(x=rows['y'], weight=bias), [rows['z']]).items()}
+            for _ in range(2)
+        ]
+        yield row(
+            f'run twice, {str(dtype)[6:]}: tensors that differ',
+            same_bits(*twice),
+            f'of {len(twice[0])}',
+            0,
+            at_most=True,
+            must=True,
+        )
 
 def run(ctx):
-    torch.use_deterministic_algorithms(True, warn_only=True)        # torch.empty is full of NaN: what a kernel forgets to write shows
+    # torch.empty is full of NaN: what a kernel forgets to write shows
+    torch.use_deterministic_algorithms(True, warn_only=True)
     warnings.simplefilter('ignore')
     assert torch.empty(3, device=ctx.device).isnan().all()
     for check in (check_scans, check_large, check_fused, check_pointwise, check_decode, check_bits):

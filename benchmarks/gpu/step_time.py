@@ -12,52 +12,129 @@ from gpu.bench import failed, free, note, row
 from gpu.ssd import launch
 
 MEDIUM = ModelConfig(vocab_size=32_128, d_model=1024, n_layers=12, d_ff=2816, n_attn_heads=8)
-TOY = replace(MEDIUM, vocab_size=256, d_model=64, n_layers=4, d_ff=96, headdim=16, n_attn_heads=2, qk_nope_head_dim=16, qk_rope_head_dim=16, v_head_dim=32, kv_lora_rank=32)
-TRAIN = TrainConfig(seq_len=1024, batch_size=8, grad_accum_steps=4, optimizer='adamw')          # lion-pytorch may not be there
-MAJOR = dict(engine='layer-major', clip_by='layer', optimizer='lion8', precision='bf16-weights', block_inputs_on='device')
-OFF = .25                                                                                 # what a model of six rates may be off by
+TOY = replace(
+    MEDIUM,
+    vocab_size=256,
+    d_model=64,
+    n_layers=4,
+    d_ff=96,
+    headdim=16,
+    n_attn_heads=2,
+    qk_nope_head_dim=16,
+    qk_rope_head_dim=16,
+    v_head_dim=32,
+    kv_lora_rank=32,
+)
+# lion-pytorch may not be there
+TRAIN = TrainConfig(seq_len=1024, batch_size=8, grad_accum_steps=4, optimizer='adamw')
+MAJOR = dict(
+    engine='layer-major',
+    clip_by='layer',
+    optimizer='lion8',
+    precision='bf16-weights',
+    block_inputs_on='device',
+)
+# what a model of six rates may be off by
+OFF = .25
 
 def cases():
     streamed = MAJOR | dict(block_inputs_on='pinned', weights_on='host', states_on='host')
-    return {'ordinary': (False, {}), 'ordinary, ternary': (True, {}), 'ordinary, ternary, checkpoints': (True, dict(checkpointing='block')),
-            'ordinary, fp32': (False, dict(precision='fp32')), 'layer-major': (False, MAJOR), 'layer-major, ternary': (True, MAJOR), 'layer-major, streamed': (False, streamed),
-            'layer-major, streamed, few tokens': (False, streamed | dict(grad_accum_steps=1, batch_size=1))}
+    return {
+        'ordinary': (False, {}),
+        'ordinary, ternary': (True, {}),
+        'ordinary, ternary, checkpoints': (True, dict(checkpointing='block')),
+        'ordinary, fp32': (False, dict(precision='fp32')),
+        'layer-major': (False, MAJOR),
+        'layer-major, ternary': (True, MAJOR),
+        'layer-major, streamed': (False, streamed),
+        'layer-major, streamed, few tokens': (False, streamed | dict(grad_accum_steps=1, batch_size=1)),
+    }
 
 def launches(dry):
     H = MEDIUM.n_ssm_heads
-    scans = [(f'step {B} {dtype}', functools.partial(launch, (B, 1024, H, 64, 1, 16), dtype, True, save=(False, True)))
-             for B, dtype in itertools.product((8, 1), (torch.bfloat16, torch.float32))]
+    scans = [
+        (
+            f'step {B} {dtype}',
+            functools.partial(launch, (B, 1024, H, 64, 1, 16), dtype, True, save=(False, True)),
+        )
+        for B, dtype in itertools.product((8, 1), (torch.bfloat16, torch.float32))
+    ]
     return scans[:1] if dry else scans + fused.launches(dry)
 
 def seconds(ctx, model, train):
     "(median, all) of a few steps, warm"
     seed_everything(0)
-    m = make_model(model, train, 'cpu' if train.weights_on == 'host' else ctx.device); optimizer = make_optimizer(m, train)
+    m = make_model(model, train, 'cpu' if train.weights_on == 'host' else ctx.device)
+    optimizer = make_optimizer(m, train)
     engine = make_engine(m, optimizer, train, device=ctx.device)
     shape = train.batch_size, train.seq_len
-    batches = [[torch.randint(model.vocab_size, shape, device=ctx.device), torch.randint(model.vocab_size, shape, device=ctx.device),
-                (torch.arange(shape[1], device=ctx.device)//99).expand(shape).contiguous()] for _ in range(train.grad_accum_steps)]
+    batches = [
+        [
+            torch.randint(model.vocab_size, shape, device=ctx.device),
+            torch.randint(model.vocab_size, shape, device=ctx.device),
+            (torch.arange(shape[1], device=ctx.device) // 99).expand(shape).contiguous(),
+        ]
+        for _ in range(train.grad_accum_steps)
+    ]
     wait = (lambda: None) if ctx.dry else torch.cuda.synchronize
     taken = []
     for _ in range(3 if ctx.dry else 7):
-        wait(); began = time.perf_counter(); engine.step(batches); wait(); taken.append(time.perf_counter() - began)
+        wait()
+        began = time.perf_counter()
+        engine.step(batches)
+        wait()
+        taken.append(time.perf_counter() - began)
     return statistics.median(taken[2:]), taken
 
 def run(ctx):
     here = measured_machine(ctx.device, *((2**20, 64) if ctx.dry else ()))
-    for what, scale, unit in (('link_in', 1e9, 'GB/s'), ('link_out', 1e9, 'GB/s'), ('memory', 1e9, 'GB/s'), ('matmul', 1e12, 'TFLOP/s'), ('fp32', 1e12, 'TFLOP/s')):
+    for what, scale, unit in (
+        ('link_in', 1e9, 'GB/s'),
+        ('link_out', 1e9, 'GB/s'),
+        ('memory', 1e9, 'GB/s'),
+        ('matmul', 1e12, 'TFLOP/s'),
+        ('fp32', 1e12, 'TFLOP/s'),
+    ):
         yield row(f'rate: {what}', getattr(here, what)/scale, unit)
-    yield row('rate: pageable', here.pageable, 'of the link'); yield row('rate: launch', here.launch*1e6, 'µs')
+    yield row('rate: pageable', here.pageable, 'of the link')
+    yield row('rate: launch', here.launch*1e6, 'µs')
     yield note('machine', step_machine=asdict(here))
     worst = []
     for name, (ternary, change) in cases().items():
-        if ctx.left < 8: yield note(f'cut for time: {name} and what follows', cut=True); break
-        if ctx.dry and change.get('block_inputs_on') == 'pinned': change = change | dict(block_inputs_on='pageable')
-        model, train = replace(TOY if ctx.dry else MEDIUM, ternary=ternary), replace(replace(TRAIN, seq_len=48, batch_size=2, grad_accum_steps=2) if ctx.dry else TRAIN, **change)
-        try: predicted = step_time(model, train, here); measured, taken = seconds(ctx, model, train)
-        except Exception as e: yield failed(name, e); free(); continue
-        free(); worst.append(abs(predicted['total']/measured - 1))
-        yield row(name, measured, 's', predicted=predicted['total'], binds=predicted['binds'], terms={k: predicted[k] for k in TERMS}, seconds=taken,
-                  tokens_per_s=train.tokens_per_step/measured, shape=f'{train.grad_accum_steps} × {train.batch_size} × {train.seq_len}')
-        yield row(f'{name}: predicted {predicted["total"]:.3g} s, off by {predicted["total"]/measured - 1:+.0%}', worst[-1], 'of it', None if ctx.dry else OFF, at_most=True)
+        if ctx.left < 8:
+            yield note(f'cut for time: {name} and what follows', cut=True)
+            break
+        if ctx.dry and change.get('block_inputs_on') == 'pinned':
+            change = change | dict(block_inputs_on='pageable')
+        model = replace(TOY if ctx.dry else MEDIUM, ternary=ternary)
+        train = replace(
+            replace(TRAIN, seq_len=48, batch_size=2, grad_accum_steps=2) if ctx.dry else TRAIN, **change
+        )
+        try:
+            predicted = step_time(model, train, here)
+            measured, taken = seconds(ctx, model, train)
+        except Exception as e:
+            yield failed(name, e)
+            free()
+            continue
+        free()
+        worst.append(abs(predicted['total']/measured - 1))
+        yield row(
+            name,
+            measured,
+            's',
+            predicted=predicted['total'],
+            binds=predicted['binds'],
+            terms={k: predicted[k] for k in TERMS},
+            seconds=taken,
+            tokens_per_s=train.tokens_per_step / measured,
+            shape=f'{train.grad_accum_steps} × {train.batch_size} × {train.seq_len}',
+        )
+        yield row(
+            f'{name}: predicted {predicted["total"]:.3g} s, off by {predicted["total"] / measured - 1:+.0%}',
+            worst[-1],
+            'of it',
+            None if ctx.dry else OFF,
+            at_most=True,
+        )
     if worst and not ctx.dry: yield row(f'worst of {len(worst)}', max(worst), 'of it', OFF, at_most=True)

@@ -13,18 +13,52 @@ from array import array
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 import numpy as np
-from ..core import GiB, MiB, Range, UserError, validate_ranges, figure, fmt_bytes, fmt_count, optional, pip_install, require, run_command
-from ..config import CHECKPOINTING, CHOICES, PRESETS, Config, ModelConfig, TrainConfig, preset as preset_config, read_config
+from elleci.core import (
+    GiB,
+    MiB,
+    Range,
+    UserError,
+    validate_ranges,
+    figure,
+    fmt_bytes,
+    fmt_count,
+    optional,
+    pip_install,
+    require,
+    run_command,
+)
+from elleci.config import (
+    CHECKPOINTING,
+    CHOICES,
+    PRESETS,
+    Config,
+    ModelConfig,
+    TrainConfig,
+    preset as preset_config,
+    read_config,
+)
 from ..files import open_regular
-from ..memory.ledger import CARDS, CATEGORIES, COLOURS, card_bytes, block_activation_bytes, head_activation_bytes, parameter_counts, parameter_shapes, phase_peaks
+from elleci.memory.ledger import (
+    CARDS,
+    CATEGORIES,
+    COLOURS,
+    card_bytes,
+    block_activation_bytes,
+    head_activation_bytes,
+    parameter_counts,
+    parameter_shapes,
+    phase_peaks,
+)
 from ..planning.step_time import MACHINES, step_time
 from ..planning.account import account, alternatives, downsample_max, verdict
 from ..training.telemetry import MAX_LOG_BYTES, send_command, decode_events, is_running, read_memory
 
 # %% ../../nbs/77_dashboard.ipynb #918c9e15
 MAX_PLOT_POINTS = 140                                                                     # of a panel
-STEP_COLUMNS = ('step', 'time', 'loss', 'tokens_per_s', 'memory_bytes', 'grad_norm')          # of a step, 8 bytes each
-MAX_KEPT_EVENTS = 20_000                                                                           # validations and news
+# of a step, 8 bytes each
+STEP_COLUMNS = ('step', 'time', 'loss', 'tokens_per_s', 'memory_bytes', 'grad_norm')
+# validations and news
+MAX_KEPT_EVENTS = 20_000
 
 def _file_stamp(path):
     "Of a file: what changes when it does; None where there is none"
@@ -39,20 +73,36 @@ class RunReader:
         run:str|Path, # the run's folder
     ):
         self.run = Path(run)
-        self.config, self.memory, self.file_stamps, self.bytes_read = None, {}, {}, 0
+        self.config = None
+        self.memory = {}
+        self.file_stamps = {}
+        self.bytes_read = 0
         self.reset()
 
     def reset(self):
         "As if nothing had been read yet"
-        self.offset, self.last_line, self.last_step, self.validations, self.notices, self.num_skipped_lines = 0, b'', {}, [], [], 0
+        self.offset = 0
+        self.last_line = b''
+        self.last_step = {}
+        self.validations = []
+        self.notices = []
+        self.num_skipped_lines = 0
         self.columns = {k: array('d') for k in STEP_COLUMNS}
 
     def poll(self)->bool: # whether there was anything new
         "Look at the files, and read those that have changed"
-        changed = [name for name in ('config.json', 'memory.json', 'metrics.jsonl') if _file_stamp(self.run/name) != self.file_stamps.get(name)]
+        changed = [
+            name
+            for name in ('config.json', 'memory.json', 'metrics.jsonl')
+            if _file_stamp(self.run / name) != self.file_stamps.get(name)
+        ]
         for name in changed:
             self.file_stamps[name] = _file_stamp(self.run/name)
-            {'config.json': self._read_config, 'memory.json': self._read_memory, 'metrics.jsonl': self._read_metrics}[name]()
+            {
+                'config.json': self._read_config,
+                'memory.json': self._read_memory,
+                'metrics.jsonl': self._read_metrics,
+            }[name]()
         return bool(changed)
 
     def _read_config(self):
@@ -69,7 +119,8 @@ class RunReader:
         except (OSError, UserError) as e:
             warnings.warn(f'{self.run/"metrics.jsonl"} cannot be read ({e}).', stacklevel=3)
             return self.reset()
-        whole = new[:new.rfind(b'\n') + 1]                                                      # what is not ended yet is for the next time
+        # what is not ended yet is for the next time
+        whole = new[:new.rfind(b'\n') + 1]
         if not whole: return
         self.offset += len(whole)
         self.last_line = whole[whole.rfind(b'\n', 0, -1) + 1:][-MAX_LOG_BYTES//4:]
@@ -141,8 +192,12 @@ def run_summary(
     if r.get('mfu') is not None: out['MFU'] = f"{100*r['mfu']:.0f} %"
     if r.get('memory_bytes'):
         limit, used = w.memory.get('limit'), fmt_bytes(r['memory_bytes'])
-        if w.memory.get('device') == 'cpu' or not limit: out['memory of the process'] = used    # the interpreter and its libraries are in it
-        else: out['memory'] = f"{used[:-4] if used[-3:] == fmt_bytes(limit)[-3:] else used} of {fmt_bytes(limit)}"
+        # the interpreter and its libraries are in it
+        if w.memory.get('device') == 'cpu' or not limit: out['memory of the process'] = used
+        else:
+            out['memory'] = (
+                f"{used[:-4] if used[-3:] == fmt_bytes(limit)[-3:] else used} of {fmt_bytes(limit)}"
+            )
     left = r.get('eta_s', (t.steps - r['step'])*r['seconds'] if t and 'seconds' in r else None)
     if left is not None: out['left'] = _format_duration(left)
     return out
@@ -160,8 +215,10 @@ def status_line(
 )->str: # without a line's end
     "A run in one line"
     w = run if isinstance(run, RunReader) else RunReader(run)
-    w.poll(); shown = run_summary(w)
-    if w.config is None and not w.last_step: raise UserError(f'{w.run} holds no run: give the folder that elleci_train was given as --out.')
+    w.poll()
+    shown = run_summary(w)
+    if w.config is None and not w.last_step:
+        raise UserError(f'{w.run} holds no run: give the folder that elleci_train was given as --out.')
     said = [f'{v} {k}' if k.startswith('tokens/s') or k == 'left' else f'{k} {v}' for k, v in shown.items()]
     guards = [n for n in w.notices if n.get('notice_kind')]
     return printable(' · '.join(said + [f"step {n['step']}: {n['notice']}" for n in guards[-1:]]))
@@ -182,7 +239,8 @@ def _print_status(w, once, every):
         else: _print_in_terminal(line)
     say()
     while not once:
-        running = is_running(w.run)                                     # asked first, so that what is written last is read
+        # asked first, so that what is written last is read
+        running = is_running(w.run)
         if w.poll(): say()
         if not running: break
         time.sleep(every)
@@ -197,7 +255,10 @@ def elleci_watch(
 )->None:
     "Follow a run in one line, from its files; Ctrl-C ends the looking, not the run"
     if sys.stdout is None:
-        raise UserError('elleci_watch prints to its standard output, which is closed: leave it open, or send it to a file.')
+        raise UserError(
+            'elleci_watch prints to its standard output, which is closed: leave it open, '
+            'or send it to a file.'
+        )
     try: _print_status(RunReader(run), once, every)
     except BrokenPipeError:                                             # who read it has left, and so do we
         sys.stdout = open(os.devnull, 'w')                              # where Python may flush at its end
@@ -224,13 +285,20 @@ class Panel:
     def ranges(self): # x0, x1, y0, y1; None where there is nothing to show
         "What the axes must hold"
         x = np.concatenate([np.asarray(s[2], float) for s in self.lines + self.stack] or [[]])
-        y = [np.asarray(s[3], float) for s in self.lines] + ([np.sum([s[3] for s in self.stack], 0)] if self.stack else [])
+        y = [np.asarray(s[3], float) for s in self.lines] + (
+            [np.sum([s[3] for s in self.stack], 0)] if self.stack else []
+        )
         y = np.concatenate(y) if y else np.array([])
         y = y[np.isfinite(y)]
         if not len(x) or not len(y): return None
         top, low = max(y.max(), self.limit[0] if self.limit else -np.inf), 0. if self.y_from_zero else y.min()
         room = (top - low or abs(top) or 1.)*.06
-        return float(x.min()), float(max(x.max(), x.min() + 1e-9)), low if self.y_from_zero else float(low - room), float(top + room)
+        return (
+            float(x.min()),
+            float(max(x.max(), x.min() + 1e-9)),
+            low if self.y_from_zero else float(low - room),
+            float(top + room),
+        )
 
 # %% ../../nbs/77_dashboard.ipynb #8442e68f
 def _downsample_mean(
@@ -243,7 +311,7 @@ def _downsample_mean(
     if not len(x): return x, y, y, y
     starts = np.unique(np.linspace(0, len(x), min(points, len(x)), endpoint=False).astype(int))
     n = np.diff(np.append(starts, len(x)))
-    add = lambda v: np.add.reduceat(v, starts)/n
+    def add(v): return np.add.reduceat(v, starts)/n
     return add(x), add(y), np.minimum.reduceat(y, starts), np.maximum.reduceat(y, starts)
 
 # %% ../../nbs/77_dashboard.ipynb #b4e59a9a
@@ -255,7 +323,11 @@ def _downsample_column(w, key, scale=1.):
     return (x, mean), (x, low, high)
 
 def _speed_title(w):
-    shape = f", {w.last_step['batch_size']} × {w.last_step['seq_len']}" if {'batch_size', 'seq_len'} <= w.last_step.keys() else ''
+    shape = (
+        f", {w.last_step['batch_size']} × {w.last_step['seq_len']}"
+        if {'batch_size', 'seq_len'} <= w.last_step.keys()
+        else ''
+    )
     return f'Throughput: forward + backward{shape}'
 
 # %% ../../nbs/77_dashboard.ipynb #a837da7e
@@ -266,12 +338,19 @@ def _timeline_panel(
     p, m = memory.get('predicted', {}), memory.get('measured') or {}
     rows, limit = p.get('timeline', {}), memory.get('limit')
     unit, name = (GiB, 'GiB') if max(p.get('total', 0), limit or 0) >= GiB else (MiB, 'MiB')
-    along = lambda n: np.linspace(0, 100, n)
+    def along(n): return np.linspace(0, 100, n)
     n = len(next(iter(rows.values()), ()))
     at = downsample_max(np.sum(list(rows.values()), 0), MAX_PLOT_POINTS) if rows else []
-    panel = Panel('The first two steps: predicted (areas) and measured (line)', '% of their allocations and frees', name)
-    panel.stack = [(c, COLOURS[c], along(n)[at], np.array(rows[c])[at]/unit) for c in CATEGORIES if max(rows.get(c, ()), default=0)]
-    if m.get('timeline'): panel.lines = [('measured', MEASURED_COLOUR, along(len(m['timeline'])), np.array(m['timeline'])/unit)]
+    panel = Panel(
+        'The first two steps: predicted (areas) and measured (line)', '% of their allocations and frees', name
+    )
+    panel.stack = [
+        (c, COLOURS[c], along(n)[at], np.array(rows[c])[at] / unit)
+        for c in CATEGORIES
+        if max(rows.get(c, ()), default=0)
+    ]
+    if m.get('timeline'):
+        panel.lines = [('measured', MEASURED_COLOUR, along(len(m['timeline'])), np.array(m['timeline'])/unit)]
     panel.vertical_lines = [(100*s/max(n - 1, 1), '#999999') for s in p.get('steps', ())[1:]]
     if limit and panel.stack and limit < 1.5*p['total']: panel.limit = (limit/unit, f'{fmt_bytes(limit)}')
     return panel
@@ -281,16 +360,39 @@ def run_panels(
     w:RunReader,
 )->dict: # 'loss', 'speed', 'timeline', 'ternary': Panel
     "What is to be drawn of a run"
-    guards = [(n['step'], LIMIT_COLOUR) for n in w.notices if n.get('notice_kind') not in (None, 'control')][-40:]
-    line, band = _downsample_column(w, 'loss'); fast, wide = _downsample_column(w, 'tokens_per_s')
+    guards = [(n['step'], LIMIT_COLOUR) for n in w.notices if n.get('notice_kind') not in (None, 'control')][
+        -40:
+    ]
+    line, band = _downsample_column(w, 'loss')
+    fast, wide = _downsample_column(w, 'tokens_per_s')
     vals = w.validations
-    loss = Panel('Loss', 'optimizer step', 'nats per token', [('training', LINE_COLOUR, *line)], [('#9db4d8', *band)], vertical_lines=guards, y_from_zero=False)
-    if vals: loss.lines.append(('validation', '#ee7733', [v['step'] for v in vals], [v['val_loss'] for v in vals]))
-    speed = Panel(_speed_title(w), 'optimizer step', 'tokens/s', [('', '#228833', *fast)], [('#b7ddbd', *wide)], vertical_lines=guards)
+    loss = Panel(
+        'Loss',
+        'optimizer step',
+        'nats per token',
+        [('training', LINE_COLOUR, *line)],
+        [('#9db4d8', *band)],
+        vertical_lines=guards,
+        y_from_zero=False,
+    )
+    if vals:
+        loss.lines.append(('validation', '#ee7733', [v['step'] for v in vals], [v['val_loss'] for v in vals]))
+    speed = Panel(
+        _speed_title(w),
+        'optimizer step',
+        'tokens/s',
+        [('', '#228833', *fast)],
+        [('#b7ddbd', *wide)],
+        vertical_lines=guards,
+    )
     health = Panel('Ternary weights', 'optimizer step', '%', vertical_lines=guards)
-    for key, label, colour in (('ternary_zero', 'are zero', '#4477aa'), ('ternary_flipped', 'changed since the last validation', '#aa3377')):
+    for key, label, colour in (
+        ('ternary_zero', 'are zero', '#4477aa'),
+        ('ternary_flipped', 'changed since the last validation', '#aa3377'),
+    ):
         known = [v for v in vals if v.get(key) is not None]
-        if known: health.lines.append((label, colour, [v['step'] for v in known], [100*v[key] for v in known]))
+        if known:
+            health.lines.append((label, colour, [v['step'] for v in known], [100*v[key] for v in known]))
     return dict(loss=loss, speed=speed, timeline=_timeline_panel(w.memory), ternary=health)
 
 # %% ../../nbs/77_dashboard.ipynb #44681e3a
@@ -304,11 +406,18 @@ def memory_bars(
     if held > 0: said['held by the allocator'] = held
     seen = {k: m[k] for k in ('weights', 'optimizer') if m.get(k)}
     if m.get('peak_allocated'): seen['all else in use'] = max(0, m['peak_allocated'] - sum(seen.values()))
-    if m.get('peak_reserved'): seen['held by the allocator'] = max(0, m['peak_reserved'] - m['peak_allocated'])
+    if m.get('peak_reserved'):
+        seen['held by the allocator'] = max(0, m['peak_reserved'] - m['peak_allocated'])
     if m.get('context'): seen['context'] = m['context']
     limit = w.memory.get('limit')
-    if limit and limit > 6*sum(said.values()): limit = None                                      # a small run on a large machine: too far away to be drawn
-    return dict(predicted=said, measured=seen, limit=limit, now=w.last_step.get('memory_bytes') if w.memory.get('device') == 'cuda' else None)
+    # a small run on a large machine: too far away to be drawn
+    if limit and limit > 6*sum(said.values()): limit = None
+    return dict(
+        predicted=said,
+        measured=seen,
+        limit=limit,
+        now=w.last_step.get('memory_bytes') if w.memory.get('device') == 'cuda' else None,
+    )
 
 BAR_COLOURS = COLOURS | {'all else in use': '#f2a3ad', 'held by the allocator': '#e4e4e4'}
 
@@ -318,13 +427,18 @@ def _plot_panel(
     ax, # a matplotlib axis
 ):
     "A panel by matplotlib"
-    ax.set(xlabel=panel.xlabel, ylabel=panel.ylabel); ax.set_title(panel.title, fontsize=10, loc='left')
-    ax.spines[['top', 'right']].set_visible(False); ax.grid(alpha=.25)
-    if (r := panel.ranges()) is None: return ax.text(.5, .5, 'nothing yet', transform=ax.transAxes, ha='center', color='.5')
+    ax.set(xlabel=panel.xlabel, ylabel=panel.ylabel)
+    ax.set_title(panel.title, fontsize=10, loc='left')
+    ax.spines[['top', 'right']].set_visible(False)
+    ax.grid(alpha=.25)
+    if (r := panel.ranges()) is None:
+        return ax.text(.5, .5, 'nothing yet', transform=ax.transAxes, ha='center', color='.5')
     ax.set(xlim=r[:2], ylim=r[2:])
     for colour, x, low, high in panel.bands: ax.fill_between(x, low, high, color=colour, lw=0)
-    if panel.stack: ax.stackplot(panel.stack[0][2], *(s[3] for s in panel.stack), colors=[s[1] for s in panel.stack])
-    for label, colour, x, y in panel.lines: ax.plot(x, y, color=colour, lw=1.3, label=label, marker='.' if len(x) <= 24 else None)
+    if panel.stack:
+        ax.stackplot(panel.stack[0][2], *(s[3] for s in panel.stack), colors=[s[1] for s in panel.stack])
+    for label, colour, x, y in panel.lines:
+        ax.plot(x, y, color=colour, lw=1.3, label=label, marker='.' if len(x) <= 24 else None)
     for x, colour in panel.vertical_lines: ax.axvline(x, color=colour, lw=.8, ls=':')
     if panel.limit: ax.axhline(panel.limit[0], color=LIMIT_COLOUR, lw=1, ls='--', label=panel.limit[1])
     if any(s[0] for s in panel.lines): ax.legend(fontsize=7, frameon=False, ncols=2)
@@ -337,38 +451,65 @@ def _plot_memory(
     "Predicted as frames, measured within them, the card's end"
     most = max(sum(bars['predicted'].values()), bars['limit'] or 0)
     unit, name = (GiB, 'GiB') if most >= GiB else (MiB, 'MiB')
-    ax.set_title(f'Memory at the peak, {name}: predicted (frames) and measured (filled)', fontsize=10, loc='left')
-    ax.spines[['top', 'right', 'left']].set_visible(False); ax.set(yticks=[], ylim=(-.5, .5))
+    ax.set_title(
+        f'Memory at the peak, {name}: predicted (frames) and measured (filled)', fontsize=10, loc='left'
+    )
+    ax.spines[['top', 'right', 'left']].set_visible(False)
+    ax.set(yticks=[], ylim=(-.5, .5))
     named = set()
     for rows, high, filled in ((bars['predicted'], .8, False), (bars['measured'], .5, True)):
         at = 0.
         for c, n in rows.items():
             style = dict(color=BAR_COLOURS[c], alpha=1. if filled else .25, lw=0)
-            ax.barh(0, n/unit, left=at, height=high, label=None if c in named or n < sum(rows.values())/500 else c, **style)
+            ax.barh(
+                0,
+                n / unit,
+                left=at,
+                height=high,
+                label=None if c in named or n < sum(rows.values()) / 500 else c,
+                **style,
+            )
             if not filled: ax.barh(0, n/unit, left=at, height=high, fill=False, edgecolor='.25', lw=.7)
-            named.add(c); at += n/unit
-    if bars['now']: ax.plot([bars['now']/unit]*2, [-.48, .48], color='black', lw=2, label=f"now {fmt_bytes(bars['now'])}")
-    if bars['limit']: ax.axvline(bars['limit']/unit, color=LIMIT_COLOUR, lw=1.5, ls='--', label=f"limit {fmt_bytes(bars['limit'])}")
-    if bars['predicted']: ax.legend(fontsize=7, frameon=False, ncols=5, loc='upper left', bbox_to_anchor=(0, -.25))
+            named.add(c)
+            at += n/unit
+    if bars['now']:
+        ax.plot([bars['now']/unit]*2, [-.48, .48], color='black', lw=2, label=f"now {fmt_bytes(bars['now'])}")
+    if bars['limit']:
+        ax.axvline(
+            bars['limit'] / unit,
+            color=LIMIT_COLOUR,
+            lw=1.5,
+            ls='--',
+            label=f"limit {fmt_bytes(bars['limit'])}",
+        )
+    if bars['predicted']:
+        ax.legend(fontsize=7, frameon=False, ncols=5, loc='upper left', bbox_to_anchor=(0, -.25))
 
 # %% ../../nbs/77_dashboard.ipynb #30aed1f7
 def plot_run(
     run:str|Path, # the run's folder
 ): # a matplotlib axis, one of those of the picture
     "A run in one picture, from its files"
-    w = RunReader(run); line, told = status_line(w), run_panels(w)
-    fig = figure('', '', size=(8.6, 6.8)).figure; fig.clear()
-    ax = fig.subplot_mosaic([['loss', 'speed'], ['memory', 'memory'], ['timeline', 'ternary']], height_ratios=[3, 1.1, 3])
+    w = RunReader(run)
+    line, told = status_line(w), run_panels(w)
+    fig = figure('', '', size=(8.6, 6.8)).figure
+    fig.clear()
+    ax = fig.subplot_mosaic(
+        [['loss', 'speed'], ['memory', 'memory'], ['timeline', 'ternary']], height_ratios=[3, 1.1, 3]
+    )
     for name, panel in told.items(): _plot_panel(panel, ax[name])
     _plot_memory(memory_bars(w), ax['memory'])
     shown = line.split(' · ')
-    fig.suptitle(' · '.join(shown[:3] + [s for s in shown if s.endswith('left')]), fontsize=11, x=.01, ha='left')
+    fig.suptitle(
+        ' · '.join(shown[:3] + [s for s in shown if s.endswith('left')]), fontsize=11, x=0.01, ha='left'
+    )
     return ax['loss']
 
 # %% ../../nbs/77_dashboard.ipynb #babf0643
 def _ticks(lo, hi, n=4):
     "Round numbers within a range, about n of them"
-    raw = (hi - lo)/n or 1.; base = 10.**math.floor(math.log10(raw))
+    raw = (hi - lo)/n or 1.
+    base = 10.**math.floor(math.log10(raw))
     step = next(base*k for k in (1, 2, 5, 10) if base*k >= raw*.999)
     return [i*step for i in range(math.ceil(lo/step - 1e-9), math.floor(hi/step + 1e-9) + 1)]
 
@@ -377,11 +518,18 @@ def _format_tick(v): return f'{v/1000:,.6g}K' if abs(v) >= 10_000 else f'{v:,.6g
 # %% ../../nbs/77_dashboard.ipynb #4935ee1b
 def _svg_text(x, y, content, anchor='start', size=11, colour='#444', extra=''):
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" fill="{colour}" {extra}>{html.escape(str(content))}</text>'
-def _svg_rect(x, y, w, h, fill, extra=''): return f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(w, 0):.1f}" height="{h:.1f}" fill="{fill}" {extra}/>'
-def _svg_line(x0, y0, x1, y1, colour, extra=''): return f'<line x1="{x0:.1f}" y1="{y0:.1f}" x2="{x1:.1f}" y2="{y1:.1f}" stroke="{colour}" {extra}/>'
+def _svg_rect(x, y, w, h, fill, extra=''):
+    return f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(w, 0):.1f}" height="{h:.1f}" fill="{fill}" {extra}/>'
+def _svg_line(x0, y0, x1, y1, colour, extra=''):
+    return f'<line x1="{x0:.1f}" y1="{y0:.1f}" x2="{x1:.1f}" y2="{y1:.1f}" stroke="{colour}" {extra}/>'
 def _svg_points(x, y): return ' '.join(f'{a:.1f},{b:.1f}' for a, b in zip(x, y))
-def _svg(w, h, body): return (f'<svg viewBox="0 0 {w} {h}" style="width:100%;max-width:{w}px;height:auto;display:block;background:#fff" '
-                              f'font-family="system-ui,-apple-system,Segoe UI,Helvetica,Arial,sans-serif" xmlns="http://www.w3.org/2000/svg">{body}</svg>')
+def _svg(w, h, body):
+    return (
+        f'<svg viewBox="0 0 {w} {h}" '
+        f'style="width:100%;max-width:{w}px;height:auto;display:block;background:#fff" '
+        'font-family="system-ui,-apple-system,Segoe UI,Helvetica,Arial,sans-serif" '
+        f'xmlns="http://www.w3.org/2000/svg">{body}</svg>'
+    )
 
 # %% ../../nbs/77_dashboard.ipynb #d4864e6b
 def _svg_legend(entries, x, y, room):
@@ -389,21 +537,35 @@ def _svg_legend(entries, x, y, room):
     out, at = [], x
     for label, colour in entries:
         if at + 16 + 6.1*len(label) > x + room: at, y = x, y + 14
-        out.append(_svg_rect(at, y - 8, 9, 9, colour) + _svg_text(at + 13, y, label, size=10)); at += 24 + 6.1*len(label)
+        out.append(_svg_rect(at, y - 8, 9, 9, colour) + _svg_text(at + 13, y, label, size=10))
+        at += 24 + 6.1*len(label)
     return ''.join(out)
 
 def _svg_series(panel, X, Y, clip):
     "What lies within the axes"
     out, base = [], 0.
     for colour, x, low, high in panel.bands:
-        out.append(f'<polygon points="{_svg_points(X(np.append(x, x[::-1])), Y(np.append(high, low[::-1])))}" fill="{colour}"/>')
+        out.append(
+            f'<polygon points="{_svg_points(X(np.append(x, x[::-1])), Y(np.append(high, low[::-1])))}" '
+            f'fill="{colour}"/>'
+        )
     for _, colour, x, y in panel.stack:
-        out.append(f'<polygon points="{_svg_points(X(np.append(x, x[::-1])), Y(np.append(base + y, (base + 0*y)[::-1])))}" fill="{colour}"/>'); base = base + y
-    for x, colour in panel.vertical_lines: out.append(_svg_line(X(x), Y(clip[0]), X(x), Y(clip[1]), colour, 'stroke-dasharray="2 3"'))
+        out.append(
+            f'<polygon points="{_svg_points(X(np.append(x, x[::-1])), Y(np.append(base + y, (base + 0 * y)[::-1])))}" fill="{colour}"/>'
+        )
+        base = base + y
+    for x, colour in panel.vertical_lines:
+        out.append(_svg_line(X(x), Y(clip[0]), X(x), Y(clip[1]), colour, 'stroke-dasharray="2 3"'))
     for _, colour, x, y in panel.lines:
-        x, y = X(np.asarray(x, float)), Y(np.asarray(y, float)); fine = np.isfinite(y)
-        out.append(f'<polyline points="{_svg_points(x[fine], y[fine])}" fill="none" stroke="{colour}" stroke-width="1.6" stroke-linejoin="round"/>')
-        out += [f'<circle cx="{a:.1f}" cy="{b:.1f}" r="2.4" fill="{colour}"/>' for a, b in zip(x[fine], y[fine])]*(len(x) <= 24)
+        x, y = X(np.asarray(x, float)), Y(np.asarray(y, float))
+        fine = np.isfinite(y)
+        out.append(
+            f'<polyline points="{_svg_points(x[fine], y[fine])}" fill="none" stroke="{colour}" '
+            'stroke-width="1.6" stroke-linejoin="round"/>'
+        )
+        out += [
+            f'<circle cx="{a:.1f}" cy="{b:.1f}" r="2.4" fill="{colour}"/>' for a, b in zip(x[fine], y[fine])
+        ] * (len(x) <= 24)
     return ''.join(out)
 
 # %% ../../nbs/77_dashboard.ipynb #92a72bcb
@@ -413,16 +575,39 @@ def _svg_panel(
     w:float=430, h:float=190,
 )->str:
     "A panel as a part of an SVG"
-    x0, x1, y0, y1 = left + 52, left + w - 12, top + 46, top + h - 34
-    out = [_svg_text(left + 8, top + 16, panel.title, size=12.5, colour='#222', extra='font-weight="600"'), _svg_text(left + 8, top + 33, panel.ylabel, size=10, colour='#888')]
-    if (r := panel.ranges()) is None: return out[0] + _svg_text((x0 + x1)/2, (y0 + y1)/2, 'nothing yet', 'middle', 12, '#aaa')
-    X, Y = (lambda v: x0 + (v - r[0])/(r[1] - r[0])*(x1 - x0)), (lambda v: y1 + (v - r[2])/(r[3] - r[2])*(y0 - y1))
-    for t in _ticks(*r[2:], 5): out += [_svg_line(x0, Y(t), x1, Y(t), '#ececec'), _svg_text(x0 - 6, Y(t) + 3.5, _format_tick(t), 'end', 10, '#666')]
+    x0 = left + 52
+    x1 = left + w - 12
+    y0 = top + 46
+    y1 = top + h - 34
+    out = [
+        _svg_text(left + 8, top + 16, panel.title, size=12.5, colour='#222', extra='font-weight="600"'),
+        _svg_text(left + 8, top + 33, panel.ylabel, size=10, colour='#888'),
+    ]
+    if (r := panel.ranges()) is None:
+        return out[0] + _svg_text((x0 + x1)/2, (y0 + y1)/2, 'nothing yet', 'middle', 12, '#aaa')
+    def X(v): return x0 + (v - r[0])/(r[1] - r[0])*(x1 - x0)
+    def Y(v): return y1 + (v - r[2])/(r[3] - r[2])*(y0 - y1)
+    for t in _ticks(*r[2:], 5):
+        out += [
+            _svg_line(x0, Y(t), x1, Y(t), '#ececec'),
+            _svg_text(x0 - 6, Y(t) + 3.5, _format_tick(t), 'end', 10, '#666'),
+        ]
     for t in _ticks(*r[:2], 7): out.append(_svg_text(X(t), y1 + 14, _format_tick(t), 'middle', 10, '#666'))
-    clip = f'within-{left:.0f}-{top:.0f}-{w:.0f}-{h:.0f}'                                          # one name for one place: a page has many pictures
-    out.append(f'<clipPath id="{clip}">{_svg_rect(x0, y0, x1 - x0, y1 - y0, "#000")}</clipPath><g clip-path="url(#{clip})">{_svg_series(panel, X, Y, r[2:])}</g>')
-    out += [_svg_line(x0, y1, x1, y1, '#999'), _svg_text((x0 + x1)/2, y1 + 28, panel.xlabel, 'middle', 10, '#888')]
-    if panel.limit: out += [_svg_line(x0, Y(panel.limit[0]), x1, Y(panel.limit[0]), LIMIT_COLOUR, 'stroke-dasharray="5 3"'), _svg_text(x1, Y(panel.limit[0]) - 4, panel.limit[1], 'end', 10, LIMIT_COLOUR)]
+    # one name for one place: a page has many pictures
+    clip = f'within-{left:.0f}-{top:.0f}-{w:.0f}-{h:.0f}'
+    out.append(
+        f'<clipPath id="{clip}">{_svg_rect(x0, y0, x1 - x0, y1 - y0, "#000")}</clipPath><g '
+        f'clip-path="url(#{clip})">{_svg_series(panel, X, Y, r[2:])}</g>'
+    )
+    out += [
+        _svg_line(x0, y1, x1, y1, '#999'),
+        _svg_text((x0 + x1) / 2, y1 + 28, panel.xlabel, 'middle', 10, '#888'),
+    ]
+    if panel.limit:
+        out += [
+            _svg_line(x0, Y(panel.limit[0]), x1, Y(panel.limit[0]), LIMIT_COLOUR, 'stroke-dasharray="5 3"'),
+            _svg_text(x1, Y(panel.limit[0]) - 4, panel.limit[1], 'end', 10, LIMIT_COLOUR),
+        ]
     named, beside = [(s[0], s[1]) for s in panel.lines if s[0]], max(26, 6*len(panel.ylabel) + 14)
     return ''.join(out) + _svg_legend(named, left + 8 + beside, top + 33, w - 20 - beside)
 
@@ -436,15 +621,41 @@ def _svg_bar(
     said, seen = bars['predicted'], bars['measured']
     most = max(sum(said.values()), sum(seen.values()), bars['limit'] or 0, 1)
     unit, name = (GiB, 'GiB') if most >= GiB else (MiB, 'MiB')
-    X = lambda n: 12 + n/most*(w - 24)/1.04
-    out = [_svg_line(X(t*unit), top, X(t*unit), top + 62, '#ececec') + _svg_text(X(t*unit), top + 75, f'{_format_tick(t)} {name}' if t else '0', 'middle', 10, '#666') for t in _ticks(0, 1.02*most/unit, 8)]
+    def X(n): return 12 + n/most*(w - 24)/1.04
+    out = [
+        _svg_line(X(t * unit), top, X(t * unit), top + 62, '#ececec')
+        + _svg_text(X(t * unit), top + 75, f'{_format_tick(t)} {name}' if t else '0', 'middle', 10, '#666')
+        for t in _ticks(0, 1.02 * most / unit, 8)
+    ]
     for rows, y, h, alpha in ((said, 8, 46, .35 if seen else 1), (seen, 18, 26, 1)):
         at = 0
         for c, n in rows.items():
-            out.append(_svg_rect(X(at), top + y, X(at + n) - X(at), h, BAR_COLOURS[c], f'fill-opacity="{alpha}"' + (' stroke="#555" stroke-width=".8"' if rows is said else '') + f'><title>{html.escape(c)}: {fmt_bytes(n)}</title></rect').replace('</rect/>', '</rect>'))
+            out.append(
+                _svg_rect(
+                    X(at),
+                    top + y,
+                    X(at + n) - X(at),
+                    h,
+                    BAR_COLOURS[c],
+                    f'fill-opacity="{alpha}"'
+                    + (' stroke="#555" stroke-width=".8"' if rows is said else '')
+                    + f'><title>{html.escape(c)}: {fmt_bytes(n)}</title></rect',
+                ).replace('</rect/>', '</rect>')
+            )
             at += n
-    if bars['now']: out.append(_svg_line(X(bars['now']), top + 3, X(bars['now']), top + 59, '#000', 'stroke-width="2.5"'))
-    if bars['limit']: out.append(_svg_line(X(bars['limit']), top - 4, X(bars['limit']), top + 64, LIMIT_COLOUR, 'stroke-width="2" stroke-dasharray="6 3"'))
+    if bars['now']:
+        out.append(_svg_line(X(bars['now']), top + 3, X(bars['now']), top + 59, '#000', 'stroke-width="2.5"'))
+    if bars['limit']:
+        out.append(
+            _svg_line(
+                X(bars['limit']),
+                top - 4,
+                X(bars['limit']),
+                top + 64,
+                LIMIT_COLOUR,
+                'stroke-width="2" stroke-dasharray="6 3"',
+            )
+        )
     return ''.join(out)
 
 # %% ../../nbs/77_dashboard.ipynb #002e1682
@@ -452,8 +663,12 @@ PAGE_STYLE = 'font-family:system-ui,-apple-system,Segoe UI,Helvetica,Arial,sans-
 
 def _summary_html(shown):
     "Figures side by side"
-    cell = lambda k, v: (f'<div style="padding:4px 8px 4px 0"><div style="font-size:16px;font-weight:600;white-space:nowrap">{html.escape(v)}</div>'
-                         f'<div style="font-size:11px;color:#777">{html.escape(k)}</div></div>')
+    def cell(k, v):
+        return (
+            '<div style="padding:4px 8px 4px 0"><div '
+            f'style="font-size:16px;font-weight:600;white-space:nowrap">{html.escape(v)}</div>'
+            f'<div style="font-size:11px;color:#777">{html.escape(k)}</div></div>'
+        )
     return f'<div style="display:flex;flex-wrap:wrap;column-gap:8px">{"".join(cell(k, v) for k, v in shown.items())}</div>'
 
 def _legend_html(bars):
@@ -462,8 +677,10 @@ def _legend_html(bars):
     for c in dict.fromkeys([*bars['predicted'], *bars['measured']]):
         pair = [fmt_bytes(bars[k][c]) for k in ('predicted', 'measured') if bars[k].get(c)]
         if bars['predicted'].get(c, 0) + bars['measured'].get(c, 0) < MiB: continue
-        out.append(f'<span style="white-space:nowrap;margin-right:14px"><span style="display:inline-block;width:10px;height:10px;background:{BAR_COLOURS[c]};margin-right:4px"></span>'
-                   f'{html.escape(c)} <span style="color:#666">{" / ".join(pair)}</span></span>')
+        out.append(
+            f'<span style="white-space:nowrap;margin-right:14px"><span style="display:inline-block;width:10px;height:10px;background:{BAR_COLOURS[c]};margin-right:4px"></span>'
+            f'{html.escape(c)} <span style="color:#666">{" / ".join(pair)}</span></span>'
+        )
     return f'<div style="font-size:11.5px;line-height:1.7">{"".join(out)}</div>'
 
 # %% ../../nbs/77_dashboard.ipynb #cb8541d4
@@ -487,10 +704,20 @@ def run_html(
     name = f'{w.config.preset}, {w.run.name}' if w.config else w.run.name
     head = f'<div style="font-size:13px;color:#777;margin-bottom:2px"><b style="color:#222">{html.escape(name)}</b> {html.escape(state)}</div>'
     both = ' (frames, first figure) and measured (filled, second figure)' if bars['measured'] else ''
-    title = f'<div style="font-size:12.5px;margin:4px 0 2px 8px"><b>Memory at the peak: predicted</b>{both}</div>'
-    memory = title + _svg(860, 80, _svg_bar(bars, top=4)) + f'<div style="margin-left:8px">{_legend_html(bars)}</div>' if bars['predicted'] else ''
+    title = (
+        f'<div style="font-size:12.5px;margin:4px 0 2px 8px"><b>Memory at the peak: predicted</b>{both}</div>'
+    )
+    memory = (
+        title
+        + _svg(860, 80, _svg_bar(bars, top=4))
+        + f'<div style="margin-left:8px">{_legend_html(bars)}</div>'
+        if bars['predicted']
+        else ''
+    )
     above = _svg(860, 192, _svg_panel(told['loss'], 0, 0) + _svg_panel(told['speed'], 430, 0))
-    below = _svg(860, 206, _svg_panel(told['timeline'], 0, 0, h=204) + _svg_panel(told['ternary'], 430, 0, h=204))
+    below = _svg(
+        860, 206, _svg_panel(told['timeline'], 0, 0, h=204) + _svg_panel(told['ternary'], 430, 0, h=204)
+    )
     return f'<div style="{PAGE_STYLE}">{head}{_summary_html(run_summary(w))}{_notices_html(w)}{above}{memory}{below}</div>'
 
 # %% ../../nbs/77_dashboard.ipynb #3897605e
@@ -505,16 +732,23 @@ class PollThread(threading.Thread):
         idle_timeout:float=60., # seconds of silence of a run that no process holds, after which the looking ends
     ):
         super().__init__(daemon=True, name=f'elleci dashboard, {run}')
-        self.reader, self.show, self.every, self.idle_timeout, self.stop_event = RunReader(run), show, every, idle_timeout, threading.Event()
+        self.reader = RunReader(run)
+        self.show = show
+        self.every = every
+        self.idle_timeout = idle_timeout
+        self.stop_event = threading.Event()
 
     def run(self):
         silent, before = time.monotonic(), None
         while True:
             start_time = time.perf_counter()
             running, new = is_running(self.reader.run), self.reader.poll()
-            if new or running != before: self.show(self.reader, running); silent = time.monotonic()
+            if new or running != before:
+                self.show(self.reader, running)
+                silent = time.monotonic()
             elif not running and time.monotonic() - silent > self.idle_timeout: return
-            cost = 0 if before is None else time.perf_counter() - start_time                          # the first glance reads all there is, once
+            # the first glance reads all there is, once
+            cost = 0 if before is None else time.perf_counter() - start_time
             before = running
             if self.stop_event.wait(max(self.every, cost/MAX_TIME_SHARE)): return
 
@@ -525,26 +759,48 @@ class PollThread(threading.Thread):
 
 # %% ../../nbs/77_dashboard.ipynb #830913fa
 OPEN_VIEWS = {}   # folder: the view that follows it, so that a cell that is run again replaces its own
-BUTTONS = {'pause': ('Pause', 'pause'), 'unpause': ('Go on', 'play'), 'save': ('Save now', 'save'), 'stop': ('Save and stop', 'stop')}
+BUTTONS = {
+    'pause': ('Pause', 'pause'),
+    'unpause': ('Go on', 'play'),
+    'save': ('Save now', 'save'),
+    'stop': ('Save and stop', 'stop'),
+}
 
 class RunView:
     "A run in widgets: its picture, its buttons"
     def __init__(self, run, every, idle_timeout):
         w = require('ipywidgets', 'show a view that moves')
-        self.run, self.page, self.message, self.last_control_notice = Path(run), w.HTML(), w.HTML(), ''
-        self.buttons = [w.Button(description=label, icon=icon, layout=w.Layout(width='auto')) for label, icon in BUTTONS.values()]
-        for button, command in zip(self.buttons, BUTTONS): button.on_click(lambda _, command=command: self.send_command(command))
-        self.box = w.VBox([self.page, w.HBox([*self.buttons, self.message], layout=w.Layout(margin='4px 0 6px 12px'))])
+        self.run = Path(run)
+        self.page = w.HTML()
+        self.message = w.HTML()
+        self.last_control_notice = ''
+        self.buttons = [
+            w.Button(description=label, icon=icon, layout=w.Layout(width='auto'))
+            for label, icon in BUTTONS.values()
+        ]
+        for button, command in zip(self.buttons, BUTTONS):
+            button.on_click(lambda _, command=command: self.send_command(command))
+        self.box = w.VBox(
+            [self.page, w.HBox([*self.buttons, self.message], layout=w.Layout(margin='4px 0 6px 12px'))]
+        )
         self.poll_thread = PollThread(run, self.show, every, idle_timeout)
 
     def show(self, reader, running):
         "Called by the follower"
         control_notices = [n['notice'] for n in reader.notices if n.get('notice_kind') == 'control']
         paused = running and bool(control_notices) and control_notices[-1].startswith('paused')
-        state = 'paused' if paused else 'running' if running else f'no process is training here now; looked at for another {_format_duration(self.poll_thread.idle_timeout)}, then run the cell again'
+        state = (
+            'paused'
+            if paused
+            else 'running'
+            if running
+            else f'no process is training here now; looked at for another {_format_duration(self.poll_thread.idle_timeout)}, then run the cell again'
+        )
         self.page.value = run_html(reader, state)
-        for command, b in zip(BUTTONS, self.buttons): b.disabled = not running or command == ('pause' if paused else 'unpause')
-        if not running or (control_notices and control_notices[-1] != self.last_control_notice): self.message.value = ''
+        for command, b in zip(BUTTONS, self.buttons):
+            b.disabled = not running or command == ('pause' if paused else 'unpause')
+        if not running or (control_notices and control_notices[-1] != self.last_control_notice):
+            self.message.value = ''
         self.last_control_notice = control_notices[-1] if control_notices else ''
 
     def send_command(self, command):
@@ -552,7 +808,9 @@ class RunView:
         send_command(self.run, command)
         self.message.value = f'<span style="color:#777;margin-left:8px">asked to {command if command != "unpause" else "go on"}; it is obeyed after the step that is being made</span>'
 
-    def close(self): self.poll_thread.stop(); self.box.close()
+    def close(self):
+        self.poll_thread.stop()
+        self.box.close()
 
 # %% ../../nbs/77_dashboard.ipynb #86ee1d8c
 def _widgets_available()->bool:
@@ -568,15 +826,20 @@ def dashboard(
     interactive:bool|None=None, # None: where widgets can be shown, else a picture that stands still
 ): # what a cell that ends on it displays
     "A live view of a run, from its files; run the cell again to look again"
-    if not (math.isfinite(every) and every > 0): raise UserError(f'every is {every}: give seconds, more than 0.')
+    if not (math.isfinite(every) and every > 0):
+        raise UserError(f'every is {every}: give seconds, more than 0.')
     if interactive is None: interactive = _widgets_available()
     if not interactive:
-        print('A still picture: a moving one needs ipywidgets and a notebook' + ('.' if optional('ipywidgets') else f" ({pip_install('ipywidgets')})."))
+        print(
+            'A still picture: a moving one needs ipywidgets and a notebook'
+            + ('.' if optional('ipywidgets') else f" ({pip_install('ipywidgets')}).")
+        )
         return plot_run(run).figure
     path = Path(run).resolve()
     if path in OPEN_VIEWS: OPEN_VIEWS.pop(path).close()
     view = OPEN_VIEWS[path] = RunView(path, every, idle_timeout)
-    view.show(view.poll_thread.reader, is_running(path)); view.poll_thread.start()
+    view.show(view.poll_thread.reader, is_running(path))
+    view.poll_thread.start()
     return view.box
 
 # %% ../../nbs/77_dashboard.ipynb #92784240
@@ -586,12 +849,20 @@ def _params_by_unit(
     "Parameters that are updated together in a layer-major step"
     out = {}
     for name, shape in parameter_shapes(model).items():
-        unit = '.'.join(name.split('.')[:2]) if name.startswith('blocks.') else 'embedding' if name.startswith('embedding') else 'head'
+        unit = (
+            '.'.join(name.split('.')[:2])
+            if name.startswith('blocks.')
+            else 'embedding'
+            if name.startswith('embedding')
+            else 'head'
+        )
         out[unit] = out.get(unit, 0) + math.prod(shape)
     return out
 
-UPDATE_BYTES_PER_PARAM = {'lion': 8, 'adamw': 4, 'lion8': 0}        # bytes of temporaries for each number that is updated
-MICRO_BATCHES_IN_FLIGHT = 4                                         # micro-batches' inputs and gradients on the card, where they wait in host memory
+# bytes of temporaries for each number that is updated
+UPDATE_BYTES_PER_PARAM = {'lion': 8, 'adamw': 4, 'lion8': 0}
+# micro-batches' inputs and gradients on the card, where they wait in host memory
+MICRO_BATCHES_IN_FLIGHT = 4
 
 # %% ../../nbs/77_dashboard.ipynb #33a368be
 def _layer_major_moments(
@@ -599,23 +870,65 @@ def _layer_major_moments(
     train:TrainConfig, # its residuals are not 'auto'
 )->list: # of {category: bytes}
     "The moments of a layer-major step that may be its worst, in closed form"
-    M, L, D, F, n = train.grad_accum_steps, model.n_layers, model.d_model, model.d_ff, train.batch_size*train.seq_len
+    M = train.grad_accum_steps
+    L = model.n_layers
+    D = model.d_model
+    F = model.d_ff
+    n = train.batch_size*train.seq_len
     s, r = 4 if train.precision == 'fp32' else 2, 2 if train.precision == 'bf16-weights' else 4
-    whole = phase_peaks(model, replace(train, engine='grad_accum', block_inputs_on='auto', weights_on='device', states_on='device'))
+    whole = phase_peaks(
+        model,
+        replace(train, engine='grad_accum', block_inputs_on='auto', weights_on='device', states_on='device'),
+    )
     rest, units = whole['zero_grad'], _params_by_unit(model)
-    there = lambda what, where, pair: rest[what]*(1 if where == 'device' else min(1, sum(units[u] for u in pair)/sum(units.values())))
-    waiting = lambda layers: r*n*D*(layers*M if train.block_inputs_on == 'device' else min(layers*M, MICRO_BATCHES_IN_FLIGHT))
+    def there(what, where, pair):
+        return rest[what] * (
+            1 if where == 'device' else min(1, sum(units[u] for u in pair) / sum(units.values()))
+        )
+    def waiting(layers):
+        return (
+            r
+            * n
+            * D
+            * (layers * M if train.block_inputs_on == 'device' else min(layers * M, MICRO_BATCHES_IN_FLIGHT))
+        )
     def moment(unit, following, **own):
-        fixed = dict(weights=there('weights', train.weights_on, {unit, following}), optimizer=there('optimizer', train.states_on, {unit, following}), inputs=rest['inputs'])
+        fixed = dict(
+            weights=there('weights', train.weights_on, {unit, following}),
+            optimizer=there('optimizer', train.states_on, {unit, following}),
+            inputs=rest['inputs'],
+        )
         return {c: round(fixed.get(c, 0) + own.get(c, 0)) for c in CATEGORIES}
-    def update(unit, following, layers): return moment(unit, following, gradients=4*units[unit], activations=waiting(layers), temporaries=UPDATE_BYTES_PER_PARAM[train.optimizer]*units[unit])
+    def update(unit, following, layers):
+        return moment(
+            unit,
+            following,
+            gradients=4 * units[unit],
+            activations=waiting(layers),
+            temporaries=UPDATE_BYTES_PER_PARAM[train.optimizer] * units[unit],
+        )
     def block(i, below):
-        row = moment(f'blocks.{i}', below, gradients=4*units[f'blocks.{i}']*(M > 1), activations=waiting(i + 2) + sum(block_activation_bytes(model, model.mixers[i], train).values()),
-                     temporaries=max(s*n*(D + F) + (4 + 2*(s == 2))*D*F, s*n*(D + 3*F) - n*F*model.ternary))
+        row = moment(
+            f'blocks.{i}',
+            below,
+            gradients=4 * units[f'blocks.{i}'] * (M > 1),
+            activations=waiting(i + 2) + sum(block_activation_bytes(model, model.mixers[i], train).values()),
+            temporaries=max(
+                s * n * (D + F) + (4 + 2 * (s == 2)) * D * F, s * n * (D + 3 * F) - n * F * model.ternary
+            ),
+        )
         return row | {'weights': row['weights'] + units[f'blocks.{i}']*model.ternary}
     last, matrix = f'blocks.{L - 1}', 4*model.vocab_size*D
-    loss = {'gradients': matrix*(M > 1), 'logits and loss': sum(head_activation_bytes(model, train).values()), 'temporaries': whole['forward']['temporaries']}
-    rows = [moment('head', last, activations=waiting(L + 1), **loss), update('head', last, L + 1), update('embedding', 'embedding', 2)]
+    loss = {
+        'gradients': matrix * (M > 1),
+        'logits and loss': sum(head_activation_bytes(model, train).values()),
+        'temporaries': whole['forward']['temporaries'],
+    }
+    rows = [
+        moment('head', last, activations=waiting(L + 1), **loss),
+        update('head', last, L + 1),
+        update('embedding', 'embedding', 2),
+    ]
     for i in {max(j for j, x in enumerate(model.mixers) if x == m) for m in model.mixers} | {0}:
         below = f'blocks.{i - 1}' if i else 'embedding'
         rows += [block(i, below), update(f'blocks.{i}', below, i + 2)]
@@ -627,7 +940,11 @@ def estimate_peak(
     train:TrainConfig, # its residuals are not 'auto'
 )->dict: # category: bytes
     "What is allocated at the peak of a step, of either engine, in closed form"
-    rows = phase_peaks(model, train).values() if train.engine == 'grad_accum' else _layer_major_moments(model, train)
+    rows = (
+        phase_peaks(model, train).values()
+        if train.engine == 'grad_accum'
+        else _layer_major_moments(model, train)
+    )
     return max(rows, key=lambda row: sum(row.values()))
 
 # %% ../../nbs/77_dashboard.ipynb #a0a78185
@@ -646,7 +963,9 @@ class PlannedRun:
     closed_form_bytes:int = 0       # of an exact one: what the closed form had said
     suggestions:tuple = ()   # lines of advice
     problem:str = ''     # one sentence
-    context = 0; target = 'cuda'   # as `elleci.planning.account.verdict` asks of an account
+    # as `elleci.planning.account.verdict` asks of an account
+    context = 0
+    target = 'cuda'
     @property
     def needed(self): return self.total_bytes
 
@@ -660,14 +979,23 @@ def _resize_model(
     model = replace(model, n_layers=n_layers or model.n_layers)
     if d_model in (None, model.d_model): return model
     scale = d_model/model.d_model
-    return replace(model, d_model=d_model, d_ff=round(model.d_ff*scale), n_attn_heads=max(1, round(model.n_attn_heads*scale)))
+    return replace(
+        model,
+        d_model=d_model,
+        d_ff=round(model.d_ff * scale),
+        n_attn_heads=max(1, round(model.n_attn_heads * scale)),
+    )
 
 # %% ../../nbs/77_dashboard.ipynb #47862305
 def _resolve_residuals(config, limit):
     "With residuals that are no longer 'auto', by the closed form"
     if config.train.engine == 'grad_accum' or config.train.block_inputs_on != 'auto': return config
-    place = lambda where: replace(config, train=replace(config.train, block_inputs_on=where))
-    return place('device') if sum(estimate_peak(config.model, place('device').train).values()) <= limit - GiB else place('pinned')
+    def place(where): return replace(config, train=replace(config.train, block_inputs_on=where))
+    return (
+        place('device')
+        if sum(estimate_peak(config.model, place('device').train).values()) <= limit - GiB
+        else place('pinned')
+    )
 
 # %% ../../nbs/77_dashboard.ipynb #c10a29bc
 def plan_run(
@@ -682,9 +1010,21 @@ def plan_run(
     try:
         config = preset_config(preset)
         engine = train.get('engine', config.train.engine)
-        own = dict(clip_by='layer' if engine == 'layer-major' else config.train.clip_by if config.train.engine == 'grad_accum' else 'model', seq_len_schedule=())
-        config = Config(preset, _resize_model(config.model, n_layers, d_model), preset_config(preset, **(own | train)).train)
-        config = _resolve_residuals(config, limit); rows = estimate_peak(config.model, config.train)
+        own = dict(
+            clip_by='layer'
+            if engine == 'layer-major'
+            else config.train.clip_by
+            if config.train.engine == 'grad_accum'
+            else 'model',
+            seq_len_schedule=(),
+        )
+        config = Config(
+            preset,
+            _resize_model(config.model, n_layers, d_model),
+            preset_config(preset, **(own | train)).train,
+        )
+        config = _resolve_residuals(config, limit)
+        rows = estimate_peak(config.model, config.train)
     except UserError as e: return PlannedRun(None, limit, card, problem=str(e))
     return PlannedRun(config, limit, card, rows, sum(rows.values()))
 
@@ -697,8 +1037,17 @@ def refine_with_account(
     a = account(c.model, c.train, name=c.preset, limit=p.limit_bytes)
     held = a.peak_reserved - a.peak_allocated
     timed = step_time(c.model, a.config.train, p.card, p.limit_bytes, a.total) if p.card in MACHINES else {}
-    return replace(p, config=a.config, categories=a.categories | ({'held by the allocator': held} if held else {}), total_bytes=a.total, host_bytes=a.host_total,
-                   step_seconds=timed.get('total'), bottleneck=timed.get('binds', ''), from_account=True, closed_form_bytes=p.total_bytes)
+    return replace(
+        p,
+        config=a.config,
+        categories=a.categories | ({'held by the allocator': held} if held else {}),
+        total_bytes=a.total,
+        host_bytes=a.host_total,
+        step_seconds=timed.get('total'),
+        bottleneck=timed.get('binds', ''),
+        from_account=True,
+        closed_form_bytes=p.total_bytes,
+    )
 
 # %% ../../nbs/77_dashboard.ipynb #bc56ef1b
 def suggest_changes(
@@ -708,7 +1057,9 @@ def suggest_changes(
     if p.total_bytes <= p.limit_bytes: return p
     limit, found = alternatives(p.config, p.limit_bytes)
     helps = [(said, peak) for said, peak in found if peak <= limit]
-    lines = [f'{said}: {fmt_bytes(peak)}' for said, peak in helps[:4]] or [f'{said}: {fmt_bytes(peak)}, still too much' for said, peak in sorted(found, key=lambda f: f[1])[:2]]
+    lines = [f'{said}: {fmt_bytes(peak)}' for said, peak in helps[:4]] or [
+        f'{said}: {fmt_bytes(peak)}, still too much' for said, peak in sorted(found, key=lambda f: f[1])[:2]
+    ]
     return replace(p, suggestions=tuple(lines))
 
 # %% ../../nbs/77_dashboard.ipynb #1a315c8e
@@ -720,14 +1071,21 @@ def run_in_subprocess(
     "Run `f(p)` in a process of its own; what goes there and back is plain, so that it may come from a notebook"
     server = 'forkserver' in multiprocessing.get_all_start_methods()
     ctx = multiprocessing.get_context('forkserver' if server else 'spawn')
-    if server: ctx.set_forkserver_preload(['elleci.dashboard.run_view'])                           # imported once: a process then starts in no time
+    # imported once: a process then starts in no time
+    if server: ctx.set_forkserver_preload(['elleci.dashboard.run_view'])
     here, there = ctx.Pipe(False)
     code = 'import elleci.dashboard.run_view\nelleci.dashboard._subprocess_main(name, fields, pipe)'
-    process = ctx.Process(target=exec, args=(code, dict(name=f.__name__, fields=vars(p), pipe=there)), daemon=True); process.start(); there.close()
+    process = ctx.Process(
+        target=exec, args=(code, dict(name=f.__name__, fields=vars(p), pipe=there)), daemon=True
+    )
+    process.start()
+    there.close()
     def wait():
         try: said = here.recv()
         except (EOFError, OSError): return
-        finally: here.close(); process.join()
+        finally:
+            here.close()
+            process.join()
         callback(PlannedRun(**said))
     threading.Thread(target=wait, daemon=True, name='elleci planner').start()
     return process
@@ -736,17 +1094,33 @@ def _subprocess_main(name, fields, pipe):
     "In the other process"
     p = PlannedRun(**fields)
     try: p = globals()[name](p)
-    except Exception as e: p = replace(p, problem=str(e) if isinstance(e, UserError) else f'This could not be rehearsed ({type(e).__name__}: {e}).')   # the panel must hear of it
+    except Exception as e:  # the panel must hear of it
+        p = replace(
+            p,
+            problem=str(e)
+            if isinstance(e, UserError)
+            else f'This could not be rehearsed ({type(e).__name__}: {e}).',
+        )
     pipe.send(vars(p))
 
 # %% ../../nbs/77_dashboard.ipynb #e865cb39
 def _plan_summary(p):
     "The figures of a plan"
     c = p.config
-    out = {'on the card': fmt_bytes(p.total_bytes), 'to spare' if p.total_bytes <= p.limit_bytes else 'too much': fmt_bytes(abs(p.limit_bytes - p.total_bytes)),
-           'parameters': fmt_count(sum(parameter_counts(c.model).values())), 'tokens a step': f'{c.train.tokens_per_step:,}'}
+    out = {
+        'on the card': fmt_bytes(p.total_bytes),
+        'to spare' if p.total_bytes <= p.limit_bytes else 'too much': fmt_bytes(
+            abs(p.limit_bytes - p.total_bytes)
+        ),
+        'parameters': fmt_count(sum(parameter_counts(c.model).values())),
+        'tokens a step': f'{c.train.tokens_per_step:,}',
+    }
     if p.host_bytes is not None: out['RAM beside the card'] = fmt_bytes(p.host_bytes)
-    if p.step_seconds is not None: out |= {f'a step, mostly {p.bottleneck}': f'{p.step_seconds:.3g} s', 'tokens/s, forward + backward': f'{c.train.tokens_per_step/p.step_seconds:,.0f}'}
+    if p.step_seconds is not None:
+        out |= {
+            f'a step, mostly {p.bottleneck}': f'{p.step_seconds:.3g} s',
+            'tokens/s, forward + backward': f'{c.train.tokens_per_step / p.step_seconds:,.0f}',
+        }
     return out
 
 # %% ../../nbs/77_dashboard.ipynb #e062b5a2
@@ -755,57 +1129,93 @@ def plan_html(
     waiting:str='', # what is being computed just now
 )->str: # a piece of HTML with its picture in it
     "A plan as the panel shows it"
-    if p.problem: return f'<div style="{PAGE_STYLE}"><div style="font-size:15px;color:{LIMIT_COLOUR}">{html.escape(p.problem)}</div></div>'
+    if p.problem:
+        return f'<div style="{PAGE_STYLE}"><div style="font-size:15px;color:{LIMIT_COLOUR}">{html.escape(p.problem)}</div></div>'
     fits, t = p.total_bytes <= p.limit_bytes, p.config.train
     sure = 'It' if p.from_account else 'By the closed forms it'
     said = f'<div style="font-size:15px;font-weight:600;color:{"#1b7837" if fits else LIMIT_COLOUR}">{sure} {html.escape(verdict(p, p.limit_bytes))}.</div>'
     used = p.total_bytes - p.categories.get('held by the allocator', 0)
-    how = f'rehearsed: {fmt_bytes(used)} in use at the peak, the rest is held by the allocator; the closed forms had said {fmt_bytes(p.closed_form_bytes)} ({p.closed_form_bytes/used - 1:+.1%})' if p.from_account else \
-          'closed forms: the tensors alone, without what the allocator holds besides'
+    how = (
+        f'rehearsed: {fmt_bytes(used)} in use at the peak, the rest is held by the allocator; '
+        f'the closed forms had said {fmt_bytes(p.closed_form_bytes)} ({p.closed_form_bytes / used - 1:+.1%})'
+        if p.from_account
+        else 'closed forms: the tensors alone, without what the allocator holds besides'
+    )
     placed = f"; the layers' inputs: {t.block_inputs_on}" if t.engine == 'layer-major' else ''
     note = f'<div style="font-size:11.5px;color:#777;min-height:17px">{html.escape(how + placed)}{" · " + html.escape(waiting) if waiting else ""}</div>'
-    bars = dict(predicted=p.categories, measured={}, limit=p.limit_bytes, now=None)                  # the card is there, however small the training
+    # the card is there, however small the training
+    bars = dict(predicted=p.categories, measured={}, limit=p.limit_bytes, now=None)
     lines = ''.join(f'<div>{html.escape(line)}</div>' for line in p.suggestions)
-    advised = f'<div style="font-size:12.5px;margin-top:8px"><b>{"What would fit" if "still" not in p.suggestions[0] else "Nearest"}</b>{lines}</div>' if p.suggestions else ''
+    advised = (
+        f'<div style="font-size:12.5px;margin-top:8px"><b>{"What would fit" if "still" not in p.suggestions[0] else "Nearest"}</b>{lines}</div>'
+        if p.suggestions
+        else ''
+    )
     return f'<div style="{PAGE_STYLE}">{_summary_html(_plan_summary(p))}{_svg(760, 84, _svg_bar(bars, 760, 6))}{_legend_html(bars)}{said}{note}{advised}</div>'
 
 # %% ../../nbs/77_dashboard.ipynb #7ee23eaa
 DEBOUNCE_SECONDS = .4   # seconds without a change until the account is asked
-powers_of_two = lambda lo, hi: [2**i for i in range(lo, hi + 1)]
+def powers_of_two(lo, hi): return [2**i for i in range(lo, hi + 1)]
 
 def _controls(w):
     "name: widget, in the order of the panel"
     style, layout = dict(description_width='105px'), w.Layout(width='315px')
-    pick = lambda label, options, **more: w.Dropdown(description=label, options=options, style=style, layout=layout, **more)
-    slide = lambda label, options, value: w.SelectionSlider(description=label, options=options, value=value, style=style, layout=layout)
-    whole = lambda label, lo, hi, step=1: w.IntSlider(description=label, min=lo, max=hi, step=step, style=style, layout=layout)
+    def pick(label, options, **more):
+        return w.Dropdown(description=label, options=options, style=style, layout=layout, **more)
+    def slide(label, options, value):
+        return w.SelectionSlider(description=label, options=options, value=value, style=style, layout=layout)
+    def whole(label, lo, hi, step=1):
+        return w.IntSlider(description=label, min=lo, max=hi, step=step, style=style, layout=layout)
     cards = [(f'{name}, {size//GiB} GiB', name) for name, size in CARDS.items()]
-    return dict(preset=pick('preset', list(PRESETS)), card=pick('card', cards, value='rtx-4070'), n_layers=whole('layers', 1, 48), d_model=whole('d_model', 128, 4096, 128),
-                batch_size=whole('batch', 1, 64), seq_len=slide('length', powers_of_two(6, 15), 1024), grad_accum_steps=slide('accumulate', powers_of_two(0, 8), 16),
-                optimizer=pick('optimizer', CHOICES['optimizer']), precision=pick('precision', CHOICES['precision']), engine=pick('step', CHOICES['engine']),
-                checkpointing=pick('checkpointing', list(CHECKPOINTING)), block_inputs_on=pick('layers\' inputs', CHOICES['block_inputs_on']),
-                weights_on=pick('weights on', CHOICES['weights_on']), states_on=pick('states on', CHOICES['states_on']))
+    return dict(
+        preset=pick('preset', list(PRESETS)),
+        card=pick('card', cards, value='rtx-4070'),
+        n_layers=whole('layers', 1, 48),
+        d_model=whole('d_model', 128, 4096, 128),
+        batch_size=whole('batch', 1, 64),
+        seq_len=slide('length', powers_of_two(6, 15), 1024),
+        grad_accum_steps=slide('accumulate', powers_of_two(0, 8), 16),
+        optimizer=pick('optimizer', CHOICES['optimizer']),
+        precision=pick('precision', CHOICES['precision']),
+        engine=pick('step', CHOICES['engine']),
+        checkpointing=pick('checkpointing', list(CHECKPOINTING)),
+        block_inputs_on=pick('layers\' inputs', CHOICES['block_inputs_on']),
+        weights_on=pick('weights on', CHOICES['weights_on']),
+        states_on=pick('states on', CHOICES['states_on']),
+    )
 
 # %% ../../nbs/77_dashboard.ipynb #e6c67ad2
 class PlannerPanel:
     "Sliders, and the page that they move"
     def __init__(self, preset, card):
         w = require('ipywidgets', 'show sliders')
-        self.controls, self.page, self.refined, self.process, self.timer, self.loading_preset, self.current_plan = _controls(w), w.HTML(), {}, None, None, False, None
+        self.controls = _controls(w)
+        self.page = w.HTML()
+        self.refined = {}
+        self.process = None
+        self.timer = None
+        self.loading_preset = False
+        self.current_plan = None
         self.controls['card'].value = card
         self.controls['preset'].observe(lambda change: self.load_preset(change['new']), 'value')
         for name, c in self.controls.items():
             if name != 'preset': c.observe(lambda _: self.on_change(), 'value')
-        self.box = w.HBox([w.VBox(list(self.controls.values()), layout=w.Layout(flex='0 0 330px')), self.page], layout=w.Layout(align_items='flex-start'))
+        self.box = w.HBox(
+            [w.VBox(list(self.controls.values()), layout=w.Layout(flex='0 0 330px')), self.page],
+            layout=w.Layout(align_items='flex-start'),
+        )
         self.page.layout = w.Layout(flex='1 1 480px', min_width='300px')
-        self.controls['preset'].value = preset; self.load_preset(preset)
+        self.controls['preset'].value = preset
+        self.load_preset(preset)
 
     def load_preset(self, name):
         "A preset's own settings"
         config, self.loading_preset = preset_config(name), True
         for key, c in self.controls.items():
-            if key not in ('preset', 'card'): c.value = getattr(config.model if key in ('n_layers', 'd_model') else config.train, key)
-        self.loading_preset = False; self.on_change()
+            if key not in ('preset', 'card'):
+                c.value = getattr(config.model if key in ('n_layers', 'd_model') else config.train, key)
+        self.loading_preset = False
+        self.on_change()
 
     def settings(self):
         "What the controls say; those of the other engine are left as they must be"
@@ -813,23 +1223,33 @@ class PlannerPanel:
         major = said['engine'] == 'layer-major'
         for k in ('block_inputs_on', 'weights_on', 'states_on'): self.controls[k].disabled = not major
         self.controls['checkpointing'].disabled = major
-        return said | (dict(checkpointing='none') if major else dict(block_inputs_on='auto', weights_on='device', states_on='device'))
+        return said | (
+            dict(checkpointing='none')
+            if major
+            else dict(block_inputs_on='auto', weights_on='device', states_on='device')
+        )
 
     def on_change(self):
         "A control has moved: the closed form now, the account later"
         if self.loading_preset: return
-        self.cancel(); self.current_plan = p = plan_run(**self.settings())
+        self.cancel()
+        self.current_plan = p = plan_run(**self.settings())
         if found := self.refined.get((p.config, p.limit_bytes)): return self.show(found)
         self.page.value = plan_html(p, 'the account follows')
-        if p.config: self.timer = threading.Timer(DEBOUNCE_SECONDS, self.start, [refine_with_account, p]); self.timer.daemon = True; self.timer.start()
+        if p.config:
+            self.timer = threading.Timer(DEBOUNCE_SECONDS, self.start, [refine_with_account, p])
+            self.timer.daemon = True
+            self.timer.start()
 
     def start(self, f, p):
-        if f is refine_with_account and p is self.current_plan: self.page.value = plan_html(p, 'rehearsing the step …')
+        if f is refine_with_account and p is self.current_plan:
+            self.page.value = plan_html(p, 'rehearsing the step …')
         self.process = run_in_subprocess(f, p, lambda found, asked=self.current_plan: self.show(found, asked))
 
     def show(self, found, asked=None):
         "An account, or the advice that came after it"
-        if asked is not None and asked is not self.current_plan: return                              # the hand has moved on
+        # the hand has moved on
+        if asked is not None and asked is not self.current_plan: return
         if asked is not None: self.refined[asked.config, asked.limit] = found
         look = found.from_account and found.total_bytes > found.limit_bytes and not found.suggestions
         self.page.value = plan_html(found, 'looking for what would fit …' if look else '')
@@ -840,7 +1260,10 @@ class PlannerPanel:
         if self.timer: self.timer.cancel()
         if self.process: self.process.kill()
         self.timer = self.process = None
-    def close(self): self.cancel(); self.current_plan = None; self.box.close()
+    def close(self):
+        self.cancel()
+        self.current_plan = None
+        self.box.close()
 
 # %% ../../nbs/77_dashboard.ipynb #1b9ed511
 def planner(
@@ -850,8 +1273,14 @@ def planner(
 ): # what a cell that ends on it displays
     "Sliders for a training, and what it would take as they move"
     preset_config(preset)
-    if card not in CARDS: raise UserError(f'card is {card!r}: give one of {", ".join(CARDS)}; for another size ask `plan_run`.')
+    if card not in CARDS:
+        raise UserError(f'card is {card!r}: give one of {", ".join(CARDS)}; for another size ask `plan_run`.')
     if interactive is None: interactive = _widgets_available()
     if interactive: return PlannerPanel(preset, card).box
-    print('A still plan: sliders need ipywidgets and a notebook' + ('.' if optional('ipywidgets') else f" ({pip_install('ipywidgets')})."))
-    return require('IPython.display', 'show a plan').HTML(plan_html(refine_with_account(plan_run(preset, card))))
+    print(
+        'A still plan: sliders need ipywidgets and a notebook'
+        + ('.' if optional('ipywidgets') else f" ({pip_install('ipywidgets')}).")
+    )
+    return require('IPython.display', 'show a plan').HTML(
+        plan_html(refine_with_account(plan_run(preset, card)))
+    )

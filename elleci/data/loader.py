@@ -20,7 +20,14 @@ from ..config import TrainConfig
 from ..model import IGNORE_INDEX
 from ..optim.schedules import easy_first, rarity, step_shape
 from .tokenizer import PAD
-from .sources import VAL_FRACTION, SourceSpec, iter_documents, encode_documents, is_validation, parse_spec
+from elleci.data.sources import (
+    VAL_FRACTION,
+    SourceSpec,
+    iter_documents,
+    encode_documents,
+    is_validation,
+    parse_spec,
+)
 from .shards import Shards, tokenizer_fingerprint, pretokenize, read_range, text_bytes
 
 # %% ../../nbs/73_mixing.ipynb #d13a3c30
@@ -42,7 +49,8 @@ def best_fit(
 # %% ../../nbs/73_mixing.ipynb #960f0ff1
 class _OpenRows:
     "Rows by the room that is left in them"
-    def __init__(self): self.free_sizes, self.rows = [], {}                  # rooms, rising; {room: [arrays of rows]}
+    # rooms, rising; {room: [arrays of rows]}
+    def __init__(self): self.free_sizes, self.rows = [], {}
 
     def put(self, room, rows):
         if room == 0 or len(rows) == 0: return
@@ -64,7 +72,10 @@ def best_fit_by_size(
     T:int,            # tokens in a row
 )->np.ndarray: # (documents,) int32, the row of each, from 0 on
     "`best_fit` of documents that fit into a row, all those of one size at a time"
-    row_of, count, open_rows, at = np.empty(len(sizes), np.int32), 0, _OpenRows(), 0
+    row_of = np.empty(len(sizes), np.int32)
+    count = 0
+    open_rows = _OpenRows()
+    at = 0
     for end in (np.flatnonzero(np.diff(sizes, append=0)) + 1).tolist():   # where the documents of a size end
         size = int(sizes[at])
         while at < end:
@@ -91,7 +102,10 @@ def build_row(
     T:int,    # tokens in a row
 )->tuple: # tokens, labels, seq_idx, each (T,) int64
     "One row of a batch"
-    tokens, labels, seq_idx, at = np.full(T, PAD), np.full(T, IGNORE_INDEX), np.full(T, len(row)), 0
+    tokens = np.full(T, PAD)
+    labels = np.full(T, IGNORE_INDEX)
+    seq_idx = np.full(T, len(row))
+    at = 0
     for i, (first, stop, end) in enumerate(row):
         t, n = read(first, min(stop + 1, end)), stop - first
         tokens[at:at + n], labels[at:at + len(t) - 1], seq_idx[at:at + n] = t[:n], t[1:], i
@@ -108,8 +122,10 @@ class _Packing:
     ):
         self.offsets, self.T = offsets, T
         lengths = self._lengths(docs)
-        self.long_docs = docs[lengths >= T]                                 # documents that fill whole rows first
-        self.long_row_ends = np.cumsum(self._lengths(self.long_docs)//T)        # the whole rows of each end here
+        # documents that fill whole rows first
+        self.long_docs = docs[lengths >= T]
+        # the whole rows of each end here
+        self.long_row_ends = np.cumsum(self._lengths(self.long_docs)//T)
         self.num_full_rows = int(self.long_row_ends[-1]) if len(self.long_docs) else 0
         self.docs = self._by_rest(docs[lengths % T > 0])
         row_of = best_fit_by_size(self._lengths(self.docs) % T, T)
@@ -122,7 +138,8 @@ class _Packing:
         rests = (self.T - self._lengths(docs) % self.T).astype(np.min_scalar_type(self.T))
         return docs[np.argsort(rests, kind='stable')]                  # 16 bits are sorted in linear time
 
-    def shuffled(self, rng): return self._by_rest(rng.permutation(self.docs))   # as `docs`, equal rests in random order
+    # as `docs`, equal rests in random order
+    def shuffled(self, rng): return self._by_rest(rng.permutation(self.docs))
     def spans(self, row, docs): # of a row, where `docs` are those of the epoch, from `shuffled`
         if row < self.num_full_rows:
             i = int(np.searchsorted(self.long_row_ends, row, 'right'))
@@ -145,13 +162,19 @@ def _pack_window(
     order = rng.permutation(len(lengths))
     n, end = lengths[order].tolist(), ends[order].tolist()
     rows = best_fit(n, T)
-    return [[(end[d] - n[d] + a, end[d] - n[d] + b, end[d]) for d, a, b in rows[i]] for i in rng.permutation(len(rows))]
+    return [
+        [(end[d] - n[d] + a, end[d] - n[d] + b, end[d]) for d, a, b in rows[i]]
+        for i in rng.permutation(len(rows))
+    ]
 
 # %% ../../nbs/73_mixing.ipynb #21b02373
 class _PackedWindows:
     "Documents in a given order, a window at a time"
     def __init__(self, offsets, docs, T, seed, window): # as of `_Packing`; `docs` in the order to read them in
-        self.offsets, self.T, self.seed, self._cached_window = offsets, T, seed, (None,)
+        self.offsets = offsets
+        self.T = T
+        self.seed = seed
+        self._cached_window = (None,)
         self.windows = [docs[i:i + window] for i in range(0, len(docs), window)]
         self.row_ends = np.cumsum([len(best_fit(self._lengths(w).tolist(), T)) for w in self.windows])
         self.num_rows = int(self.row_ends[-1])
@@ -185,27 +208,40 @@ class PackedRows:
         on_exhausted:str='repeat', # after an epoch begin another, or 'drop' the source
         fingerprint:str='', # of the store
     ):
-        self.read, self.T, self.seed, self.keep_order, self.on_exhausted, self.fingerprint = read, T, seed, keep_order, on_exhausted, fingerprint
+        self.read = read
+        self.T = T
+        self.seed = seed
+        self.keep_order = keep_order
+        self.on_exhausted = on_exhausted
+        self.fingerprint = fingerprint
         lengths = np.asarray(lengths, np.int64)
         docs = np.arange(len(lengths), dtype=np.int32) if order is None else np.asarray(order, np.int32)
         self.num_tokens = int(lengths[docs].sum())
-        if not self.num_tokens: raise UserError('There is no token to pack: give at least one document that is not empty.')
+        if not self.num_tokens:
+            raise UserError('There is no token to pack: give at least one document that is not empty.')
         self.offsets = np.concatenate([[0], np.cumsum(lengths)])
         self.packing = _Packing(self.offsets, docs, T)
         self.first_epoch = _PackedWindows(self.offsets, docs, T, seed, window) if keep_order else None
         self._epoch = None, None, None
 
     @property
-    def rows_per_epoch(self): return self.packing.num_rows                   # rows of each epoch after the first
+    # rows of each epoch after the first
+    def rows_per_epoch(self): return self.packing.num_rows
     @property
-    def num_rows(self): return self.first_epoch.num_rows if self.keep_order else self.rows_per_epoch   # rows of the first epoch
+    # rows of the first epoch
+    def num_rows(self): return self.first_epoch.num_rows if self.keep_order else self.rows_per_epoch
     @property
-    def packing_efficiency(self): return self.num_tokens/self.rows_per_epoch/self.T         # the share of the rows that is not padding
+    # the share of the rows that is not padding
+    def packing_efficiency(self): return self.num_tokens/self.rows_per_epoch/self.T
 
     def _epoch_order(self, epoch): # the documents and the rows of an epoch, in its order; those of the last one asked for are kept
         if self._epoch[0] != epoch:
             rng = np.random.default_rng((self.seed, epoch))
-            self._epoch = epoch, self.packing.shuffled(rng), rng.permutation(np.arange(self.rows_per_epoch, dtype=np.int32))
+            self._epoch = (
+                epoch,
+                self.packing.shuffled(rng),
+                rng.permutation(np.arange(self.rows_per_epoch, dtype=np.int32)),
+            )
         return self._epoch[1:]
 
     def position(self, k):
@@ -224,7 +260,8 @@ class PackedRows:
         if k == 0 or self.position(k).index: return 0
         return self.num_rows if k == self.num_rows else self.rows_per_epoch
 
-    def __getstate__(self): return {**vars(self), '_epoch': (None, None, None)}   # an epoch's order is made again
+    # an epoch's order is made again
+    def __getstate__(self): return {**vars(self), '_epoch': (None, None, None)}
 
 # %% ../../nbs/73_mixing.ipynb #ef197240
 def pack_documents(
@@ -235,9 +272,16 @@ def pack_documents(
     "The rows of shards on the disk or of documents in memory"
     if isinstance(store, Shards):
         lengths = np.concatenate([store.lengths(k) for k in range(len(store.shards))])
-        return PackedRows(lengths, functools.partial(read_range, store), T, **{'fingerprint': store.fingerprint} | settings)
+        return PackedRows(
+            lengths, functools.partial(read_range, store), T, **{'fingerprint': store.fingerprint} | settings
+        )
     flat = np.concatenate([np.zeros(0, np.int64), *store])
-    return PackedRows([len(d) for d in store], functools.partial(_slice_tokens, flat), T, **{'fingerprint': f'{zlib.crc32(flat.tobytes()):08x}'} | settings)
+    return PackedRows(
+        [len(d) for d in store],
+        functools.partial(_slice_tokens, flat),
+        T,
+        **{'fingerprint': f'{zlib.crc32(flat.tobytes()):08x}'} | settings,
+    )
 
 # %% ../../nbs/73_mixing.ipynb #f68c8fb4
 def _slice_tokens(a, start, stop): return a[start:stop]
@@ -259,47 +303,70 @@ class PackedStream:
         fingerprint:str='', # of the source
         max_window_tokens:int=2**22, # tokens after which a window is closed before it is full, for every 500 documents of it
     ):
-        self.open_at, self.encode, self.T, self.seed, self.window, self.on_exhausted, self.fingerprint = open_at, encode, T, seed, window, on_exhausted, fingerprint
+        self.open_at = open_at
+        self.encode = encode
+        self.T = T
+        self.seed = seed
+        self.window = window
+        self.on_exhausted = on_exhausted
+        self.fingerprint = fingerprint
         self.max_window_tokens = max_window_tokens*max(1, window//500)
         self.num_tokens, self.packing_efficiency, self.window_rows = None, 1., []
         self.restore([0, 0, 0, None])
 
     def restore(self, state):
         "Go on from what `state` was, here or in another process"
-        self.window_starts, self.next_start, self.num_rows = [], tuple(state[:3]), state[3]    # of each window its first row, epoch, first document
+        # of each window its first row, epoch, first document
+        self.window_starts, self.next_start, self.num_rows = [], tuple(state[:3]), state[3]
         self._seek(state[0])
 
     @property
-    def state(self): return [*(self.window_starts[-1] if self.window_rows else self.next_start), self.num_rows]
+    def state(self):
+        return [*(self.window_starts[-1] if self.window_rows else self.next_start), self.num_rows]
 
     def _seek(self, k): # before the window that has row k, or before the last one known
         known = [*self.window_starts, self.next_start]
         n = bisect_right(known, (k, math.inf))
-        if not n: raise UserError(f'Row {k} of the stream is from before row {known[0][0]}, where it was gone on with: begin it again from its start.')
+        if not n:
+            raise UserError(
+                f'Row {k} of the stream is from before row {known[0][0]}, where it was gone on with: '
+                'begin it again from its start.'
+            )
         self.next_start, self.window_starts = known[n - 1], known[:n - 1]
-        self.first_row, self.window_rows, self.document_iter, self.epoch_start_row = self.next_start[0], [], None, None if self.next_start[2] else self.next_start[0]
+        self.first_row = self.next_start[0]
+        self.window_rows = []
+        self.document_iter = None
+        self.epoch_start_row = None if self.next_start[2] else self.next_start[0]
 
     def _take_window(self): # the tokens of the documents of a window
         docs, n = [], 0
         for d in islice(self.document_iter, self.window):
-            docs.append(self.encode(d)); n += len(docs[-1])
+            docs.append(self.encode(d))
+            n += len(docs[-1])
             if n >= self.max_window_tokens: break
         return docs
 
     def _read_window(self, row, epoch, document): # epoch, first document and tokens of the window that begins with `row`
         if self.document_iter is None: self.document_iter = self.open_at(document)
         if docs := self._take_window(): return epoch, document, docs
-        if document and self.on_exhausted == 'drop': self.num_rows = row; raise SourceExhausted
-        if self.epoch_start_row == row: raise UserError('The stream gave no document to train on: check its name and its split.')
+        if document and self.on_exhausted == 'drop':
+            self.num_rows = row
+            raise SourceExhausted
+        if self.epoch_start_row == row:
+            raise UserError('The stream gave no document to train on: check its name and its split.')
         self.document_iter, self.epoch_start_row = self.open_at(0), row
         return epoch + 1, 0, self._take_window()
 
     def _pack_next_window(self):
         try: epoch, document, docs = self._read_window(*self.next_start)
-        except BaseException: self.document_iter = None; raise       # it will be opened at the same document again
+        except BaseException:  # it will be opened at the same document again
+            self.document_iter = None
+            raise
         lengths = np.array([len(d) for d in docs], int)
         self.first_row, self.window_tokens = self.next_start[0], np.concatenate([np.zeros(0, int), *docs])
-        self.window_rows = _pack_window(lengths, np.cumsum(lengths), self.T, np.random.default_rng((self.seed, epoch, document)))
+        self.window_rows = _pack_window(
+            lengths, np.cumsum(lengths), self.T, np.random.default_rng((self.seed, epoch, document))
+        )
         self.window_starts.append((self.first_row, epoch, document))
         self.next_start = self.first_row + len(self.window_rows), epoch, document + len(docs)
 
@@ -307,11 +374,16 @@ class PackedStream:
         if self.num_rows is not None and k >= self.num_rows: raise SourceExhausted
         if k < self.first_row: self._seek(k)
         while k >= self.first_row + len(self.window_rows): self._pack_next_window()
-        return build_row(self.window_rows[k - self.first_row], functools.partial(_slice_tokens, self.window_tokens), self.T)
+        return build_row(
+            self.window_rows[k - self.first_row], functools.partial(_slice_tokens, self.window_tokens), self.T
+        )
 
     def position(self, k): return Position(self.seed, *self.state[1:3])
-    def epoch_restart(self, k): i = bisect_left(self.window_starts, (k,)); return k if any(r == k and e and not d for r, e, d in self.window_starts[i:i + 3]) else 0
-    def __getstate__(self): return {**vars(self), 'document_iter': None}   # an open stream cannot travel; it is opened again
+    def epoch_restart(self, k):
+        i = bisect_left(self.window_starts, (k,))
+        return k if any(r == k and e and not d for r, e, d in self.window_starts[i:i + 3]) else 0
+    # an open stream cannot travel; it is opened again
+    def __getstate__(self): return {**vars(self), 'document_iter': None}
 
 # %% ../../nbs/73_mixing.ipynb #da2258f7
 PATTERN_ROWS = 10_000   # rows after which the pattern of a mixture repeats: the resolution of its weights
@@ -323,8 +395,10 @@ def interleave(
     "The sources in their proportions, each spread evenly; whatever has a weight has at least one row"
     shares = np.asarray(weights, float)/sum(weights)*PATTERN_ROWS
     counts = np.maximum(np.floor(shares), shares > 0).astype(int)
-    if (left := PATTERN_ROWS - counts.sum()) > 0: counts[np.argsort(counts - shares, kind='stable')[:left]] += 1   # the largest remainders
-    while counts.sum() > PATTERN_ROWS: counts[np.argmax(counts)] -= 1                                  # the largest spares what the smallest were given
+    if (left := PATTERN_ROWS - counts.sum()) > 0:  # the largest remainders
+        counts[np.argsort(counts - shares, kind='stable')[:left]] += 1
+    # the largest spares what the smallest were given
+    while counts.sum() > PATTERN_ROWS: counts[np.argmax(counts)] -= 1
     at = np.concatenate([(np.arange(c) + .5)/c for c in counts if c])
     return np.repeat(np.arange(len(counts)), counts)[np.argsort(at, kind='stable')]
 
@@ -332,7 +406,8 @@ def interleave(
 class _Phase(NamedTuple):
     first_row:int           # row of the mixture
     pattern:np.ndarray  # (PERIOD,) sources
-    cumulative_counts:np.ndarray   # (PERIOD + 1, sources) rows of each from the phase's beginning; zeros where no source is left
+    # (PERIOD + 1, sources) rows of each from the phase's beginning; zeros where no source is left
+    cumulative_counts:np.ndarray
     rows_before:np.ndarray    # (sources,) rows of each before the phase
 
     def counts(self, n): # (sources,) rows of each before row n of the mixture
@@ -362,11 +437,14 @@ def _hashed_spec(
 )->str:
     "What a stream's fingerprint is made of: the spec under the names that its fields had first"
     first_names = ('kind', 'where', 'field', 'end', 'config', 'split', 'stream', 'data_files', 'window')
-    values = [_first_word(value) if name == 'end' else value for name, value in zip(first_names, spec, strict=True)]
+    values = [
+        _first_word(value) if name == 'end' else value for name, value in zip(first_names, spec, strict=True)
+    ]
     return f"Spec({', '.join(f'{name}={value!r}' for name, value in zip(first_names, values))})"
 
 # %% ../../nbs/73_mixing.ipynb #89998b27
-ORDER_VERSION = 2   # of the rows of a source: to be raised whenever the same seed and text would give another one
+# of the rows of a source: to be raised whenever the same seed and text would give another one
+ORDER_VERSION = 2
 
 # %% ../../nbs/73_mixing.ipynb #44b823b8
 class Mixture:
@@ -377,27 +455,54 @@ class Mixture:
     ):
         if not sources: raise UserError('There is no source to mix: name at least one.')
         if phases is None and (endless := [s for s, x in sources.items() if x.num_tokens is None]):
-            raise UserError(f'{endless[0]} is a stream, whose tokens nobody has counted: give the weights of the mix.')
+            raise UserError(
+                f'{endless[0]} is a stream, whose tokens nobody has counted: give the weights of the mix.'
+            )
         self.sources, self.names = sources, list(sources)
-        self.requested_phases = [(0, {s: x.num_tokens for s, x in sources.items()})] if phases is None else list(phases)
-        if unknown := {s for _, weights in self.requested_phases for s in weights} - set(sources): raise UserError(f'The mix names {min(unknown)}, which is no source: the sources are {", ".join(sources)}.')
+        self.requested_phases = (
+            [(0, {s: x.num_tokens for s, x in sources.items()})] if phases is None else list(phases)
+        )
+        if unknown := {s for _, weights in self.requested_phases for s in weights} - set(sources):
+            raise UserError(
+                f'The mix names {min(unknown)}, which is no source: the sources are {", ".join(sources)}.'
+            )
         self._make_phases()
 
     def _make_phases(self):
-        todo, taken, self.exhausted, self.phases = list(self.requested_phases), np.zeros(len(self.names), int), {}, []
+        todo = list(self.requested_phases)
+        taken = np.zeros(len(self.names), int)
+        self.exhausted = {}
+        self.phases = []
         while todo:
             first, asked = todo.pop(0)
-            phase = _make_phase(first, [0 if s in self.exhausted else asked.get(s, 0)/x.packing_efficiency for s, x in self.sources.items()], taken)
+            phase = _make_phase(
+                first,
+                [
+                    0 if s in self.exhausted else asked.get(s, 0) / x.packing_efficiency
+                    for s, x in self.sources.items()
+                ],
+                taken,
+            )
             self.phases.append(phase)
-            dropping = [(phase.mixture_row_of(i, x.num_rows), s) for i, (s, x) in enumerate(self.sources.items()) if x.on_exhausted == 'drop' and x.num_rows is not None]
+            dropping = [
+                (phase.mixture_row_of(i, x.num_rows), s)
+                for i, (s, x) in enumerate(self.sources.items())
+                if x.on_exhausted == 'drop' and x.num_rows is not None
+            ]
             n, s = min(dropping, default=(math.inf, None))
-            if n < (todo[0][0] if todo else math.inf): self.exhausted[s] = n; todo.insert(0, (n, asked))
+            if n < (todo[0][0] if todo else math.inf):
+                self.exhausted[s] = n
+                todo.insert(0, (n, asked))
             if todo: taken = phase.counts(todo[0][0])
 
     def _phase(self, n): return self.phases[bisect_right([p.first_row for p in self.phases], n) - 1]
     def locate(self, n): # the source and its row
         phase = self._phase(n)
-        if not phase.cumulative_counts[-1].any(): raise UserError(f'Every source of the mix has ended at row {phase.first_row}: let one be opened again (on_exhausted=repeat), or take fewer steps.')
+        if not phase.cumulative_counts[-1].any():
+            raise UserError(
+                f'Every source of the mix has ended at row {phase.first_row}: '
+                'let one be opened again (on_exhausted=repeat), or take fewer steps.'
+            )
         s = int(phase.pattern[(n - phase.first_row) % PATTERN_ROWS])
         return self.names[s], int(phase.counts(n)[s])
 
@@ -409,36 +514,55 @@ class Mixture:
 
     def read(self, n, stop):
         "Rows n … stop − 1 as [tokens, labels, seq_idx], each (rows, T) int64"
-        return [torch.stack([torch.from_numpy(x) for x in t]) for t in zip(*(self.row(i) for i in range(n, stop)))]
+        return [
+            torch.stack([torch.from_numpy(x) for x in t]) for t in zip(*(self.row(i) for i in range(n, stop)))
+        ]
 
     def notices(self, n, stop): # after `read`
         "What whoever reads rows n … stop − 1 should be told: which sources begin again, which have ended"
         places = [(i, *self.locate(i)) for i in range(n, stop)]
-        return ([f'{s} was read to its end and begins again (row {i})' for i, s, k in places if self.sources[s].epoch_restart(k)] +
-                [f'{s} has ended and is dropped (row {i})' for s, i in self.exhausted.items() if n <= i < stop])
+        return [
+            f'{s} was read to its end and begins again (row {i})'
+            for i, s, k in places
+            if self.sources[s].epoch_restart(k)
+        ] + [f'{s} has ended and is dropped (row {i})' for s, i in self.exhausted.items() if n <= i < stop]
 
-    def positions(self, n): return {s: x.position(int(self._phase(n).counts(n)[i])) for i, (s, x) in enumerate(self.sources.items())}
+    def positions(self, n):
+        return {
+            s: x.position(int(self._phase(n).counts(n)[i])) for i, (s, x) in enumerate(self.sources.items())
+        }
     @property
     def fingerprint(self): # changes with the text, its tokens, the row length, the seed, what happens at the end, and with `ORDER_VERSION`
         what = [(s, x.fingerprint, x.T, x.seed, _first_word(x.on_exhausted)) for s, x in self.sources.items()]
         return f'{ORDER_VERSION}-{zlib.crc32(repr(what).encode()):08x}'
 
-    def stream_states(self): return {s: x.state for s, x in self.sources.items() if isinstance(x, PackedStream)}
+    def stream_states(self):
+        return {s: x.state for s, x in self.sources.items() if isinstance(x, PackedStream)}
     def state(self, n): # before row n; all else follows from the row
         return dict(row=n, begun=[first for first, _ in self.requested_phases], streams=self.stream_states())
 
     def restore(self, state):
         "Go on from what `state` was; phases that had begun then stay where they began, though the run is longer now"
         for s, x in state['streams'].items(): self.sources[s].restore(x)
-        self.requested_phases = [(was if was <= state['row'] else max(first, state['row']), w) for was, (first, w) in zip(state['begun'], self.requested_phases)]
+        self.requested_phases = [
+            (was if was <= state['row'] else max(first, state['row']), w)
+            for was, (first, w) in zip(state['begun'], self.requested_phases)
+        ]
         self._make_phases()
 
     def check_enough_rows(self, rows, per_step=1): # raises `UserError` where it is known that they cannot all be read
-        if empty := [p.first_row for p in self.phases if p.first_row < rows and not p.cumulative_counts[-1].any()]:
-            raise UserError(f'Every source of the mix has ended by step {empty[0]//per_step + 1}: let one be opened again (on_exhausted=repeat), or take fewer steps.')
+        if empty := [
+            p.first_row for p in self.phases if p.first_row < rows and not p.cumulative_counts[-1].any()
+        ]:
+            raise UserError(
+                f'Every source of the mix has ended by step {empty[0] // per_step + 1}: '
+                'let one be opened again (on_exhausted=repeat), or take fewer steps.'
+            )
 
     def __getstate__(self): return {**vars(self), 'phases': None}  # large, and made again
-    def __setstate__(self, state): vars(self).update(state); self._make_phases()
+    def __setstate__(self, state):
+        vars(self).update(state)
+        self._make_phases()
 
 # %% ../../nbs/73_mixing.ipynb #d07cf4c0
 def check_same_data(
@@ -449,10 +573,15 @@ def check_same_data(
     "Raise `UserError` unless a mixture has the rows that a checkpoint counted"
     if saved_fingerprint == mix.fingerprint: return
     if str(saved_fingerprint).partition('-')[0] != str(ORDER_VERSION):
-        raise UserError(f'{run_dir} was begun by a version that read its data in another order: go on with that version, '
-                        'or begin another run with this one.')
-    raise UserError(f'The tokens in {run_dir}/tokens are not those it was begun with: remove that folder, restore the text, '
-                    'and add --resume again; or begin another run.')
+        raise UserError(
+            f'{run_dir} was begun by a version that read its data in another order: go on with that version, '
+            'or begin another run with this one.'
+        )
+    raise UserError(
+        f'The tokens in {run_dir}/tokens are not those it was begun with: remove that folder, '
+        'restore the text, '
+        'and add --resume again; or begin another run.'
+    )
 
 # %% ../../nbs/73_mixing.ipynb #38f87454
 def make_mixture(
@@ -473,15 +602,27 @@ class StepDataset(torch.utils.data.Dataset):
         train:TrainConfig,
         rank_world_size:tuple=(0, 1), # (rank, processes): every how-manieth micro-batch belongs to this process
     ):
-        if train.grad_accum_steps % rank_world_size[1]: raise UserError(f'{train.grad_accum_steps} micro-batches cannot be shared by {rank_world_size[1]} processes: let grad_accum_steps be a multiple.')
+        if train.grad_accum_steps % rank_world_size[1]:
+            raise UserError(
+                f'{train.grad_accum_steps} micro-batches cannot be shared by {rank_world_size[1]} '
+                'processes: let grad_accum_steps be a multiple.'
+            )
         self.mix, self.train, self.rank_world_size = mix, train, rank_world_size
 
     def __getitem__(self, i): # i: the optimizer step, from 1
         shape, rows = step_shape(self.train, i), self.train.batch_size*self.train.grad_accum_steps
-        try: parts = [t.view(-1, shape.seq_len).split(shape.batch_size) for t in self.mix.read((i - 1)*rows, i*rows)]
+        try:
+            parts = [
+                t.view(-1, shape.seq_len).split(shape.batch_size)
+                for t in self.mix.read((i - 1) * rows, i * rows)
+            ]
         except UserError as e: return e                          # as itself, also from another process
         rank, processes = self.rank_world_size
-        return list(zip(*parts))[rank::processes], self.mix.notices((i - 1)*rows, i*rows), self.mix.state(i*rows)
+        return (
+            list(zip(*parts))[rank::processes],
+            self.mix.notices((i - 1) * rows, i * rows),
+            self.mix.state(i * rows),
+        )
 
 # %% ../../nbs/73_mixing.ipynb #d1b41a43
 def make_loader(
@@ -493,8 +634,25 @@ def make_loader(
 ): # yields what `StepDataset` has, for steps global_step + 1 … train.steps
     "The batches of a run from the next step on, made ahead of time by worker processes where `train.num_workers` asks for any"
     num_workers = min(train.num_workers, 1) if mix.stream_states() else train.num_workers
-    ahead = dict(multiprocessing_context='spawn', prefetch_factor=2, worker_init_fn=functools.partial(_init_worker, os.getpid())) if num_workers else {}
-    steps = torch.utils.data.DataLoader(StepDataset(mix, train, rank_world_size), batch_size=None, sampler=range(global_step + 1, train.steps + 1), num_workers=num_workers, pin_memory=pin_memory, generator=torch.Generator(), **ahead)   # else it draws from the run's
+    ahead = (
+        dict(
+            multiprocessing_context='spawn',
+            prefetch_factor=2,
+            worker_init_fn=functools.partial(_init_worker, os.getpid()),
+        )
+        if num_workers
+        else {}
+    )
+    # else it draws from the run's
+    steps = torch.utils.data.DataLoader(
+        StepDataset(mix, train, rank_world_size),
+        batch_size=None,
+        sampler=range(global_step + 1, train.steps + 1),
+        num_workers=num_workers,
+        pin_memory=pin_memory,
+        generator=torch.Generator(),
+        **ahead,
+    )
     with _signals_blocked() if num_workers else contextlib.nullcontext(): steps = iter(steps)
     for step in steps:
         if isinstance(step, UserError): raise step
@@ -504,7 +662,8 @@ def make_loader(
 @contextlib.contextmanager
 def _signals_blocked(): # processes inherit what is blocked while they start, before they can say what they ignore
     mask = getattr(signal, 'pthread_sigmask', None)                        # not on Windows
-    if mask: multiprocessing.resource_tracker.ensure_running()             # whose start would unblock them again
+    # whose start would unblock them again
+    if mask: multiprocessing.resource_tracker.ensure_running()
     old = mask and mask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try: yield
     finally: mask and mask(signal.SIG_SETMASK, old)
@@ -531,13 +690,30 @@ def _open_stored(name, s, tok, folder, train):
     "Training and validation rows of a source that has an end"
     size = text_bytes(s)
     num_workers = 0 if s.kind == 'embedded' or size and size < MIN_BYTES_FOR_WORKERS else None
-    shards = Shards(s.where, tok, MAX_MAPPED_SHARDS) if s.kind == 'shards' else _open_or_pretokenize(folder, tok, lambda: iter_documents(name, s), num_workers, progress=sys.stderr.isatty(), total=size)
+    shards = (
+        Shards(s.where, tok, MAX_MAPPED_SHARDS)
+        if s.kind == 'shards'
+        else _open_or_pretokenize(
+            folder,
+            tok,
+            lambda: iter_documents(name, s),
+            num_workers,
+            progress=sys.stderr.isatty(),
+            total=size,
+        )
+    )
     rows, parts = functools.partial(pack_documents, shards, train.seq_len), range(len(shards.shards))
     if shards.num_documents == 1: return _split_single_row_store(shards, train, s.on_exhausted)
     own, out = _split_numbers(n for k in parts for n in shards.details(k)['names'])
-    if train.easy_first: own = own[easy_first(rarity([(shards.map(k), shards.lengths(k)) for k in parts])[own], seed=train.seed)]
-    window = max(20, min(500, len(own)//20))                   # a small source has an order only in small windows
-    return rows(seed=train.seed, order=own, keep_order=train.easy_first, window=window, on_exhausted=s.on_exhausted), rows(order=out)
+    if train.easy_first:
+        own = own[
+            easy_first(rarity([(shards.map(k), shards.lengths(k)) for k in parts])[own], seed=train.seed)
+        ]
+    # a small source has an order only in small windows
+    window = max(20, min(500, len(own)//20))
+    return rows(
+        seed=train.seed, order=own, keep_order=train.easy_first, window=window, on_exhausted=s.on_exhausted
+    ), rows(order=out)
 
 # %% ../../nbs/73_mixing.ipynb #16c36b54
 def _open_or_pretokenize(folder, tok, open_documents, num_workers, **bar):
@@ -556,7 +732,15 @@ MIN_BYTES_FOR_WORKERS = 2**23 # bytes of text, from which on it takes several pr
 def _split_single_row_store(shards, train, on_exhausted):
     "Training and validation rows of a single document: its beginning and its end"
     cut = max(1, int(shards.num_tokens*(1 - VAL_FRACTION)))
-    rows = lambda which, **settings: PackedRows([cut, shards.num_tokens - cut], functools.partial(read_range, shards), train.seq_len, order=[which], fingerprint=shards.fingerprint, **settings)
+    def rows(which, **settings):
+        return PackedRows(
+            [cut, shards.num_tokens - cut],
+            functools.partial(read_range, shards),
+            train.seq_len,
+            order=[which],
+            fingerprint=shards.fingerprint,
+            **settings,
+        )
     return rows(0, seed=train.seed, on_exhausted=on_exhausted), rows(1)
 
 # %% ../../nbs/73_mixing.ipynb #d2db0efa
@@ -569,13 +753,25 @@ def _open_streamed(name, s, tok, folder, train):
     def validation_documents(): # documents, until there is enough for a validation
         n = 0
         for d in iter_documents(name, s):
-            if is_validation(d.name): n += len(d.text); yield d
+            if is_validation(d.name):
+                n += len(d.text)
+                yield d
             if n > 8*train.val_rows*train.seq_len: return
-        if not n: raise UserError(f'{name} is too short for anything to be held out while it streams: leave stream=true out.')
+        if not n:
+            raise UserError(
+                f'{name} is too short for anything to be held out while it streams: leave stream=true out.'
+            )
     val = _open_or_pretokenize(folder, tok, validation_documents, 0)
     marked = f'({_hashed_spec(s)}, {tokenizer_fingerprint(tok)!r})'
-    stream = PackedStream(functools.partial(iter_documents, name, s), functools.partial(_encode_training_document, tok), train.seq_len, train.seed,
-                    s.window, s.on_exhausted, f'{zlib.crc32(marked.encode()):08x}')
+    stream = PackedStream(
+        functools.partial(iter_documents, name, s),
+        functools.partial(_encode_training_document, tok),
+        train.seq_len,
+        train.seed,
+        s.window,
+        s.on_exhausted,
+        f'{zlib.crc32(marked.encode()):08x}',
+    )
     return stream, pack_documents(val, train.seq_len)
 
 # %% ../../nbs/73_mixing.ipynb #f523605e
@@ -588,8 +784,12 @@ def open_data(
     both = {}
     for shares in (dict(shares) for _, shares in train.mix):
         if low := [s for s, w in shares.items() if 0 < w < sum(shares.values())/PATTERN_ROWS]:
-            raise UserError(f'{low[0]} has less than 1/{PATTERN_ROWS} of the mix: give it more, or leave it out.')
+            raise UserError(
+                f'{low[0]} has less than 1/{PATTERN_ROWS} of the mix: give it more, or leave it out.'
+            )
     for name, spec in train.data:
         s = parse_spec(spec)
         both[name] = (_open_streamed if s.stream else _open_stored)(name, s, tok, Path(folder)/name, train)
-    return make_mixture({name: rows for name, (rows, _) in both.items()}, train), {name: val for name, (_, val) in both.items()}
+    return make_mixture({name: rows for name, (rows, _) in both.items()}, train), {
+        name: val for name, (_, val) in both.items()
+    }

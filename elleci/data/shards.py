@@ -17,10 +17,32 @@ from pathlib import Path
 from typing import Annotated, Literal
 import numpy as np
 from ..config import ModelConfig
-from ..core import GiB, Range, UserError, NumWorkers, atomic_write, validate_ranges, replace_file, require, run_command
+from elleci.core import (
+    GiB,
+    Range,
+    UserError,
+    NumWorkers,
+    atomic_write,
+    validate_ranges,
+    replace_file,
+    require,
+    run_command,
+)
 from .sources import Document, SourceSpec, iter_documents, train_tokenizer_on, parse_spec
-from .tokenizer import (BOS, EOT, IM_END, IM_START, SPECIAL_TOKENS, VocabSize, chatml, chunk_text, load_tokenizer,
-                                   text_chunk_length, round_vocab, save_tokenizer)
+from elleci.data.tokenizer import (
+    BOS,
+    EOT,
+    IM_END,
+    IM_START,
+    SPECIAL_TOKENS,
+    VocabSize,
+    chatml,
+    chunk_text,
+    load_tokenizer,
+    text_chunk_length,
+    round_vocab,
+    save_tokenizer,
+)
 from ..files import SEAL, decode_sealed, read_limited, sealed_json
 
 # %% ../../nbs/72_pretokenize.ipynb #d95ea597
@@ -37,7 +59,8 @@ def _text_chunks(doc, max_chunk_chars):
 # %% ../../nbs/72_pretokenize.ipynb #d2e3bcc4
 def _encode_chunks(tok, dtype, chunks):
     "The number of tokens of each piece, and all tokens as bytes"
-    def one(p): return [p] if isinstance(p, int) else tok.encode_batch_fast([p], add_special_tokens=False)[0].ids
+    def one(p):
+        return [p] if isinstance(p, int) else tok.encode_batch_fast([p], add_special_tokens=False)[0].ids
     parts = [np.array(one(p), dtype) for p in chunks]
     return [len(p) for p in parts], np.concatenate(parts).tobytes()
 
@@ -48,40 +71,60 @@ def _worker_main():
     from tokenizers import Tokenizer
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     text, dtype = pickle.load(sys.stdin.buffer)
-    tok = Tokenizer.from_str(text); tok.encode_special_tokens = True
+    tok = Tokenizer.from_str(text)
+    tok.encode_special_tokens = True
     while True:
-        try: pickle.dump(_encode_chunks(tok, dtype, pickle.load(sys.stdin.buffer)), sys.stdout.buffer); sys.stdout.buffer.flush()
+        try:
+            pickle.dump(_encode_chunks(tok, dtype, pickle.load(sys.stdin.buffer)), sys.stdout.buffer)
+            sys.stdout.buffer.flush()
         except (EOFError, OSError, pickle.UnpicklingError): os._exit(0)                # the parent is gone, or done
 
 # %% ../../nbs/72_pretokenize.ipynb #17d4ff08
 def _start_worker(tok, dtype):
     "A worker process; one thread, as many processes as cores do the rest"
-    code = '\n'.join(['import numpy as np', inspect.getsource(_encode_chunks), inspect.getsource(_worker_main), '_worker_main()'])
-    env = os.environ | {'TOKENIZERS_PARALLELISM': 'false', 'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS': '1'}
+    code = '\n'.join(
+        [
+            'import numpy as np',
+            inspect.getsource(_encode_chunks),
+            inspect.getsource(_worker_main),
+            '_worker_main()',
+        ]
+    )
+    env = os.environ | {
+        'TOKENIZERS_PARALLELISM': 'false',
+        'OMP_NUM_THREADS': '1',
+        'OPENBLAS_NUM_THREADS': '1',
+    }
     command, pipe = [sys.executable, '-P', '-c', code], subprocess.PIPE
     try: p = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=env)
     except OSError as e:
         raise UserError(f'A tokenizing worker cannot be started ({e.strerror}): take fewer workers, '
                         'and run the same again.') from None
-    pickle.dump((tok.to_str(), dtype), p.stdin); p.stdin.flush()
+    pickle.dump((tok.to_str(), dtype), p.stdin)
+    p.stdin.flush()
     return p
 
 # %% ../../nbs/72_pretokenize.ipynb #373d5c5e
 def _encode_in_worker(p, chunks):
     "One batch to a worker and back"
     try:
-        pickle.dump(chunks, p.stdin); p.stdin.flush()
+        pickle.dump(chunks, p.stdin)
+        p.stdin.flush()
         return pickle.load(p.stdout)
     except (OSError, EOFError, pickle.UnpicklingError):
-        raise UserError(f'A tokenizing worker ended with code {p.wait()}: finished shards stay; if memory ran out take fewer workers, and run '
-                        'the same again.') from None
+        raise UserError(
+            f'A tokenizing worker ended with code {p.wait()}: finished shards stay; '
+            'if memory ran out take fewer workers, and run '
+            'the same again.'
+        ) from None
 
 # %% ../../nbs/72_pretokenize.ipynb #cd8b161d
 @contextlib.contextmanager
 def _tokenizer_pool(tok, token_dtype, num_workers):
     "Gives a function: pieces to the future of `_encode_chunks`; ends the workers at exit"
     tok.encode_special_tokens = True
-    thread_state, processes = threading.local(), []                # the worker of each thread, and all of them
+    # the worker of each thread, and all of them
+    thread_state, processes = threading.local(), []
     def encode(chunks):
         if not num_workers: return _encode_chunks(tok, token_dtype, chunks)
         if not hasattr(thread_state, 'worker'):
@@ -94,13 +137,16 @@ def _tokenizer_pool(tok, token_dtype, num_workers):
         pool.shutdown(cancel_futures=True)
         for p in processes:
             with contextlib.suppress(OSError): p.stdin.close()
-            p.wait(); p.stdout.close()
+            p.wait()
+            p.stdout.close()
 
 # %% ../../nbs/72_pretokenize.ipynb #5f47f06a
 def _ordered_results(submit, batches, max_pending):
     "Results in the order of the batches, `max_pending` of them under way; what was under way when the source failed is still given"
     pending, failed = deque(), None
-    def first(): notes, future = pending.popleft(); return notes, *future.result()
+    def first():
+        notes, future = pending.popleft()
+        return notes, *future.result()
     try:
         for notes, chunks in batches:
             pending.append((notes, submit(chunks)))
@@ -116,11 +162,15 @@ def _checked_documents(documents):
     try:
         for n, d in enumerate(documents, 1):
             d = d if isinstance(d, Document) else Document('text', f'document {n}', d)
-            if not isinstance(d.text, str): raise UserError(f'Document {n} is of type {type(d.text).__name__}: give text (str).')
+            if not isinstance(d.text, str):
+                raise UserError(f'Document {n} is of type {type(d.text).__name__}: give text (str).')
             yield d
     except UserError: raise
     except Exception as e:
-        raise UserError(f'The source died after {n} documents ({type(e).__name__}: {e}): finished shards stay; run the same again to go on.') from e
+        raise UserError(
+            f'The source died after {n} documents ({type(e).__name__}: {e}): finished shards stay; '
+            'run the same again to go on.'
+        ) from e
     if not n: raise UserError('The source gave no document: check its path.')
 
 # %% ../../nbs/72_pretokenize.ipynb #9452d8be
@@ -129,37 +179,54 @@ MAX_SHARD_DOCUMENTS = 2**20   # in a shard
 # %% ../../nbs/72_pretokenize.ipynb #aab28103
 def _assign_to_shards(documents, finished, shard_bytes, max_chunk_chars, update_progress):
     "(shard, piece, note) for what is not finished; the note is (source, name) at a document's end, a dict at a shard's"
-    shard, n, size, crc = 0, 0, 0, 0
+    shard = 0
+    n = 0
+    size = 0
+    crc = 0
     for doc in documents:
         old, before, n = finished.get(shard), size, n + 1
         crc = zlib.crc32(f'{doc.source}\0{doc.name}'.encode(errors='replace'), crc)
         for chunk in _text_chunks(doc, max_chunk_chars):
             try: raw = chunk.encode() if isinstance(chunk, str) else bytes([chunk])
-            except UnicodeEncodeError: raise UserError(f"{doc.name} of {doc.source} holds half of a surrogate pair: read it with errors='replace'.") from None
+            except UnicodeEncodeError:
+                raise UserError(
+                    f"{doc.name} of {doc.source} holds half of a surrogate pair: "
+                    "read it with errors='replace'."
+                ) from None
             size, crc = size + len(raw), zlib.crc32(raw, crc)
             if not old: yield shard, chunk, (doc.source, doc.name) if chunk == EOT else None
         update_progress(size - before)
         if n < old.documents if old else size < shard_bytes and n < MAX_SHARD_DOCUMENTS: continue
         yield from _finish_shard(shard, old, n, size, crc)
-        shard, n, size, crc = shard + 1, 0, 0, 0
+        shard = shard + 1
+        n = 0
+        size = 0
+        crc = 0
     if n: yield from _finish_shard(shard, finished.get(shard), n, size, crc)
-    if (more := max(finished, default=-1)) > shard - (not n): _finish_shard(more, finished[more], 0, 0, 0).__next__()
+    if (more := max(finished, default=-1)) > shard - (not n):
+        _finish_shard(more, finished[more], 0, 0, 0).__next__()
 
 # %% ../../nbs/72_pretokenize.ipynb #b96ca5b5
 def _finish_shard(shard, finished, n, size, crc):
     "The end of a shard; of a finished one, that its documents are what they were"
     if finished is None: yield shard, '', dict(text_bytes=size, text_crc32=crc)
     elif (n, crc) != (finished.documents, finished.text_crc32):
-        raise UserError(f'The text of shard {shard} is no longer what was tokenised: give the same documents in the same order, or an empty folder.')
+        raise UserError(
+            f'The text of shard {shard} is no longer what was tokenised: '
+            'give the same documents in the same order, or an empty folder.'
+        )
 
 # %% ../../nbs/72_pretokenize.ipynb #db953b64
 def _batch_chunks(items, size):
     "(notes, pieces) of about `size` characters"
     notes, chunks, n = [], [], 0
     for shard, chunk, note in items:
-        notes.append((shard, note)); chunks.append(chunk)
+        notes.append((shard, note))
+        chunks.append(chunk)
         n += len(chunk) if isinstance(chunk, str) else 1
-        if n >= size: yield notes, chunks; notes, chunks, n = [], [], 0
+        if n >= size:
+            yield notes, chunks
+            notes, chunks, n = [], [], 0
     if chunks: yield notes, chunks
 
 # %% ../../nbs/72_pretokenize.ipynb #ef2a3d5b
@@ -179,7 +246,9 @@ def _token_dtype(V): return '<u2' if V <= 2**16 else '<u4'
 def _index_header(tok):
     "What every index begins with"
     V = max(tok.get_vocab().values()) + 1
-    return dict(version=FORMAT_VERSION, tokenizer=tokenizer_fingerprint(tok), vocab_size=V, dtype=_token_dtype(V))
+    return dict(
+        version=FORMAT_VERSION, tokenizer=tokenizer_fingerprint(tok), vocab_size=V, dtype=_token_dtype(V)
+    )
 
 # %% ../../nbs/72_pretokenize.ipynb #23e1ebfe
 def _create(path): return open(path, 'xb')                      # follows no link
@@ -188,8 +257,14 @@ def _create(path): return open(path, 'xb')                      # follows no lin
 class _ShardWriter:
     "A shard being written: no name of a finished one before `close`"
     def __init__(self, folder, number):
-        self.path, self.crc, self.tokens, self.length = folder/f'{number:05d}.tokens', 0, 0, 0
-        self.new, self.lengths, self.names, self.sources = self.path.with_suffix('.tokens.new'), [], [], []
+        self.path = folder/f'{number:05d}.tokens'
+        self.crc = 0
+        self.tokens = 0
+        self.length = 0
+        self.new = self.path.with_suffix('.tokens.new')
+        self.lengths = []
+        self.names = []
+        self.sources = []
         self.new.unlink(missing_ok=True)
         self.f = _create(self.new)
 
@@ -198,12 +273,16 @@ class _ShardWriter:
         self.crc, self.tokens = zlib.crc32(tokens, self.crc), self.tokens + len(tokens)
 
     def end_document(self, source, name):
-        self.lengths.append(self.length); self.names.append(name); self.length = 0
+        self.lengths.append(self.length)
+        self.names.append(name)
+        self.length = 0
         if not self.sources or self.sources[-1][0] != source: self.sources.append([source, 0])
         self.sources[-1][1] += 1
 
     def close(self, header, text_record):
-        self.f.flush(); os.fsync(self.f.fileno()); self.f.close()
+        self.f.flush()
+        os.fsync(self.f.fileno())
+        self.f.close()
         replace_file(self.new, self.path)
         record = header | text_record | dict(tokens=self.tokens, documents=len(self.lengths), crc32=self.crc)
         record |= dict(lengths=self.lengths, names=self.names, sources=self.sources)
@@ -224,7 +303,10 @@ def _write_shards(results, folder, header):
                 if w is None: w = _ShardWriter(folder, shard)
                 end, w.length = end + count, w.length + count
                 if isinstance(note, tuple): w.end_document(*note)
-                elif note: w.write(tokens[start:end]); w.close(header, note); w, start = None, end
+                elif note:
+                    w.write(tokens[start:end])
+                    w.close(header, note)
+                    w, start = None, end
             if w: w.write(tokens[start:end])
     finally:
         if w: w.abandon()
@@ -276,18 +358,22 @@ class _FolderIndex(_IndexHeader):
 # %% ../../nbs/72_pretokenize.ipynb #3c29888a
 def _check_consistency(index):
     "Raise `ValueError` for what the types of an index cannot say"
-    if index.dtype != _token_dtype(index.vocab_size): raise ValueError(f'{index.vocab_size} entries do not ask for {index.dtype}')
+    if index.dtype != _token_dtype(index.vocab_size):
+        raise ValueError(f'{index.vocab_size} entries do not ask for {index.dtype}')
     if not re.fullmatch('[0-9a-f]{16}', index.tokenizer): raise ValueError('Its tokenizer has no fingerprint')
     if isinstance(index, _FolderIndex):
         numbers = [s.shard for s in index.shards]
-        if not numbers or numbers != list(range(len(numbers))): raise ValueError('Its shards are not numbered from 0 on')
+        if not numbers or numbers != list(range(len(numbers))):
+            raise ValueError('Its shards are not numbered from 0 on')
         return
     if sum(index.lengths) != index.tokens: raise ValueError('Its lengths are not those of its tokens')
     counts = {len(index.lengths), len(index.names), sum(n for _, n in index.sources)}
     if counts != {index.documents}: raise ValueError('Its documents are counted in two ways')
 
 # %% ../../nbs/72_pretokenize.ipynb #eedfc33c
-_HOW_TO_REPAIR = 'tokenise the same text again (elleci_pretokenize, or elleci_train --resume for the tokens of a run)'
+_HOW_TO_REPAIR = (
+    'tokenise the same text again (elleci_pretokenize, or elleci_train --resume for the tokens of a run)'
+)
 
 # %% ../../nbs/72_pretokenize.ipynb #4e6597d3
 def _read_index(path, record_type, header=None):
@@ -296,14 +382,19 @@ def _read_index(path, record_type, header=None):
     except FileNotFoundError:
         raise UserError(f'{path} is missing: run elleci_pretokenize again with the same text and folder, '
                         'it goes on where it ended.') from None
-    except OSError as e: raise UserError(f'{path} cannot be read ({e.strerror}): check its permissions.') from None
+    except OSError as e:
+        raise UserError(f'{path} cannot be read ({e.strerror}): check its permissions.') from None
     version = re.match(rb'{\s*"version": ?(\d{1,9})\b', raw)
     if version and int(version[1]) != FORMAT_VERSION:
-        raise UserError(f'{path} is of version {int(version[1])}, this program reads {FORMAT_VERSION}: write the shards anew.')
+        raise UserError(
+            f'{path} is of version {int(version[1])}, this program reads {FORMAT_VERSION}: '
+            'write the shards anew.'
+        )
     try:
         index = decode_sealed(raw, record_type)
         _check_consistency(index)
-    except ValueError as e: raise UserError(f'{path} is damaged ({str(e)[:200]}): remove it and {_HOW_TO_REPAIR}.') from None
+    except ValueError as e:
+        raise UserError(f'{path} is damaged ({str(e)[:200]}): remove it and {_HOW_TO_REPAIR}.') from None
     if header and (index.tokenizer, index.vocab_size) != (header['tokenizer'], header['vocab_size']):
         raise UserError(f"{path} is of tokenizer {index.tokenizer}, the one given is {header['tokenizer']}: "
                         'give the tokenizer.json beside it, or another folder.')
@@ -316,10 +407,15 @@ def _check_size(path, tokens, dtype):
     for p in (path, text):
         try: size = p.stat().st_size
         except FileNotFoundError:
-            raise UserError(f'{p} is missing: remove what is left of {path.stem}.* and {_HOW_TO_REPAIR}.') from None
-        except OSError as e: raise UserError(f'{p} cannot be read ({e.strerror}): check its permissions.') from None
+            raise UserError(
+                f'{p} is missing: remove what is left of {path.stem}.* and {_HOW_TO_REPAIR}.'
+            ) from None
+        except OSError as e:
+            raise UserError(f'{p} cannot be read ({e.strerror}): check its permissions.') from None
         if p == path and (size != due or not p.is_file()):
-            raise UserError(f'{p} has {size} bytes instead of {due}: remove it and {text.name}, and {_HOW_TO_REPAIR}.')
+            raise UserError(
+                f'{p} has {size} bytes instead of {due}: remove it and {text.name}, and {_HOW_TO_REPAIR}.'
+            )
 
 # %% ../../nbs/72_pretokenize.ipynb #c91a94ad
 def _finished_shards(folder, header):
@@ -329,7 +425,8 @@ def _finished_shards(folder, header):
         if not re.fullmatch(r'\d{5,9}', path.stem): continue             # no name that we write
         index, seal = found[int(path.stem)] = _read_index(path, _ShardIndex, header)
         _check_size(path.with_suffix('.tokens'), index.tokens, index.dtype)
-        index.lengths = index.names = None                               # of a thousand shards they would not be small
+        # of a thousand shards they would not be small
+        index.lengths = index.names = None
     return found
 
 # %% ../../nbs/72_pretokenize.ipynb #319acd6b
@@ -338,7 +435,11 @@ def _explain_write_errors(folder):
     "What the disk refuses, in one sentence"
     try: yield
     except OSError as e:
-        why = 'is on a full disk: make room' if e.errno in (errno.ENOSPC, errno.EDQUOT) else f'cannot be written ({e.strerror}): check its permissions'
+        why = (
+            'is on a full disk: make room'
+            if e.errno in (errno.ENOSPC, errno.EDQUOT)
+            else f'cannot be written ({e.strerror}): check its permissions'
+        )
         raise UserError(f'{folder} {why} and run the same again; finished shards stay.') from e
 
 # %% ../../nbs/72_pretokenize.ipynb #3f9bcb23
@@ -389,9 +490,15 @@ def pretokenize(
         finished = {k: index for k, (index, _) in _finished_shards(out, header).items()}
         _check_output_folder(out, finished)
         if not finished or not (out/'tokenizer.json').exists(): save_tokenizer(tok, out/'tokenizer.json')
-        items = _assign_to_shards(_checked_documents(documents), finished, shard_bytes, text_chunk_length(tok), bar.update)
+        items = _assign_to_shards(
+            _checked_documents(documents), finished, shard_bytes, text_chunk_length(tok), bar.update
+        )
         with _tokenizer_pool(tok, header['dtype'], num_workers) as submit:
-            _write_shards(_ordered_results(submit, _batch_chunks(items, min(2**17, shard_bytes)), 3*num_workers), out, header)
+            _write_shards(
+                _ordered_results(submit, _batch_chunks(items, min(2**17, shard_bytes)), 3 * num_workers),
+                out,
+                header,
+            )
         _write_index(out, header)
     return Shards(out, tok)
 
@@ -419,13 +526,16 @@ def _map_shard(
     _check_size(path, s.tokens, index.dtype)
     remedy = f'remove it and {path.stem}.json, and {_HOW_TO_REPAIR}.'
     try: tokens = np.asarray(np.memmap(path, index.dtype, 'r', shape=(s.tokens,)))   # a memmap's own slices are slow
-    except OSError as e: raise UserError(f'{path} cannot be read ({e.strerror}): check its permissions.') from None
+    except OSError as e:
+        raise UserError(f'{path} cannot be read ({e.strerror}): check its permissions.') from None
     except ValueError: raise UserError(f'{path} was cut short under way: {remedy}') from None
     if verified is None or shard in verified: return tokens
     crc, largest = _crc_and_max(tokens)
     if crc != s.crc32: raise UserError(f'{path} is not as it was written: {remedy}')
     if largest >= index.vocab_size:
-        raise UserError(f'{path} has the token {largest}, and the vocabulary ends before {index.vocab_size}: {remedy}')
+        raise UserError(
+            f'{path} has the token {largest}, and the vocabulary ends before {index.vocab_size}: {remedy}'
+        )
     verified.add(shard)
     return tokens
 
@@ -435,7 +545,8 @@ def _read_details(folder, index, shard):
     s, path = index.shards[shard], folder/f'{shard:05d}.json'
     d, seal = _read_index(path, _ShardIndex, vars(index))
     both = 'tokens', 'documents', 'text_bytes', 'crc32'
-    if seal == s.seal and all(getattr(d, name) == getattr(s, name) for name in both): return vars(d) | {'ends': np.cumsum(d.lengths)}
+    if seal == s.seal and all(getattr(d, name) == getattr(s, name) for name in both):
+        return vars(d) | {'ends': np.cumsum(d.lengths)}
     raise UserError(f'{path} is not the one that index.json lists: remove index.json and {_HOW_TO_REPAIR}.')
 
 # %% ../../nbs/72_pretokenize.ipynb #0f610962
@@ -458,10 +569,14 @@ class Shards:
         index, seal = _read_index(self.folder/'index.json', _FolderIndex, tok and _index_header(tok))
         self.dtype, self.shards = np.dtype(index.dtype), [vars(s) for s in index.shards]
         for k, s in enumerate(index.shards): _check_size(self.folder/f'{k:05d}.tokens', s.tokens, index.dtype)
-        self._shard_token_ends, self._shard_document_ends = (np.cumsum([s[k] for s in self.shards]) for k in ('tokens', 'documents'))
-        self.num_tokens, self.num_documents = int(self._shard_token_ends[-1]), int(self._shard_document_ends[-1])
+        self._shard_token_ends, self._shard_document_ends = (
+            np.cumsum([s[k] for s in self.shards]) for k in ('tokens', 'documents')
+        )
+        self.num_tokens = int(self._shard_token_ends[-1])
+        self.num_documents = int(self._shard_document_ends[-1])
         record = json.dumps(vars(index) | {'shards': self.shards, 'seal': seal})
-        self.fingerprint = hashlib.sha256(record.encode()).hexdigest()[:16]    # of the text, its order, its names and the tokenizer
+        # of the text, its order, its names and the tokenizer
+        self.fingerprint = hashlib.sha256(record.encode()).hexdigest()[:16]
         self._map_cached = lru_cache(cache)(partial(_map_shard, self.folder, index, set() if check else None))
         self._lengths_cached = lru_cache(cache)(partial(_read_lengths, self.folder, index))
         self._details_cached = lru_cache(1)(partial(_read_details, self.folder, index))
@@ -492,11 +607,14 @@ def read_document(
     i:int, # from 0 to shards.documents - 1
 )->tuple[str, str, np.ndarray]: # source, name, and a copy of the tokens
     "One document"
-    if not 0 <= i < shards.num_documents: raise UserError(f'Document {i} is not there: they go from 0 to {shards.num_documents - 1}.')
+    if not 0 <= i < shards.num_documents:
+        raise UserError(f'Document {i} is not there: they go from 0 to {shards.num_documents - 1}.')
     k = int(np.searchsorted(shards._shard_document_ends, i, 'right'))
     d, j = shards.details(k), i - int(shards._shard_document_ends[k - 1])*(k > 0)
     end = int(d['ends'][j])
-    source = next(s for s, n in zip((s for s, _ in d['sources']), accumulate(n for _, n in d['sources'])) if j < n)
+    source = next(
+        s for s, n in zip((s for s, _ in d['sources']), accumulate(n for _, n in d['sources'])) if j < n
+    )
     return source, d['names'][j], np.array(shards.map(k)[end - d['lengths'][j]:end])
 
 # %% ../../nbs/72_pretokenize.ipynb #39f4ae71
@@ -506,11 +624,13 @@ def read_range(
     stop:int,  # not included
 )->np.ndarray: # (stop - start,) a copy
     "Tokens by number, across shards and documents"
-    if not 0 <= start <= stop <= shards.num_tokens: raise UserError(f'Tokens {start} to {stop} are not all there: they go from 0 to {shards.num_tokens}.')
+    if not 0 <= start <= stop <= shards.num_tokens:
+        raise UserError(f'Tokens {start} to {stop} are not all there: they go from 0 to {shards.num_tokens}.')
     out, at = np.empty(stop - start, shards.dtype), start
     while at < stop:
         k = int(np.searchsorted(shards._shard_token_ends, at, 'right'))
-        first, end = int(shards._shard_token_ends[k] - shards.shards[k]['tokens']), min(stop, int(shards._shard_token_ends[k]))
+        first = int(shards._shard_token_ends[k] - shards.shards[k]['tokens'])
+        end = min(stop, int(shards._shard_token_ends[k]))
         out[at - start:end - start] = shards.map(k)[at - first:end - first]
         at = end
     return out
@@ -523,7 +643,9 @@ def verify_shards(
     "Compare every checksum, also those that were compared before; raises `UserError` that names the first file that is not as written"
     again = Shards(shards.folder, cache=1)
     size = 0
-    for k in require('tqdm', 'show progress').tqdm(range(len(again.shards)), unit='shard', disable=not progress):
+    for k in require('tqdm', 'show progress').tqdm(
+        range(len(again.shards)), unit='shard', disable=not progress
+    ):
         again.details(k)
         size += again.map(k).nbytes
     return size
@@ -535,7 +657,15 @@ def text_bytes(
     "Bytes of the text at or below a path"
     path = Path(spec.where)
     if spec.kind != 'path': return None
-    try: return sum(p.stat().st_size for p in ([path] if path.is_file() else path.rglob('*')) if p.suffix in ('.txt', '.md', '.jsonl')) or None
+    try:
+        return (
+            sum(
+                p.stat().st_size
+                for p in ([path] if path.is_file() else path.rglob('*'))
+                if p.suffix in ('.txt', '.md', '.jsonl')
+            )
+            or None
+        )
     except OSError: return None
 
 # %% ../../nbs/72_pretokenize.ipynb #683edef9
@@ -543,8 +673,10 @@ def _load_requested_tokenizer(path, vocab_size):
     "The tokenizer at `path`, which must have the entries that were asked for, if any were"
     tok = load_tokenizer(path)
     if vocab_size and (V := tok.get_vocab_size()) != round_vocab(vocab_size):
-        raise UserError(f'vocab_size is {vocab_size}, and the tokenizer {path} has {V} entries: leave vocab_size out, '
-                        'or give another folder.')
+        raise UserError(
+            f'vocab_size is {vocab_size}, and the tokenizer {path} has {V} entries: leave vocab_size out, '
+            'or give another folder.'
+        )
     return tok
 
 # %% ../../nbs/72_pretokenize.ipynb #87b1dd68
@@ -562,8 +694,19 @@ def elleci_pretokenize(
     if tokenizer is None and own_tokenizer.exists(): tokenizer = own_tokenizer
     if tokenizer: tok = _load_requested_tokenizer(tokenizer, vocab_size)
     else: tok = train_tokenizer_on((('text', data),), vocab_size or ModelConfig.vocab_size)
-    shards = pretokenize(iter_documents('text', data), out, tok, num_workers, shard_bytes, progress=sys.stderr.isatty(), total=text_bytes(spec))
-    print(f'{shards.num_tokens:,} tokens of {shards.num_documents:,} documents in {len(shards.shards)} shards: {out}')
+    shards = pretokenize(
+        iter_documents('text', data),
+        out,
+        tok,
+        num_workers,
+        shard_bytes,
+        progress=sys.stderr.isatty(),
+        total=text_bytes(spec),
+    )
+    print(
+        f'{shards.num_tokens:,} tokens of {shards.num_documents:,} documents in {len(shards.shards)} '
+        f'shards: {out}'
+    )
     return shards
 
 # %% ../../nbs/72_pretokenize.ipynb #a6a920d5

@@ -15,7 +15,17 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import parse_qsl, quote
 import numpy as np
-from ..core import PositiveInt, GiB, MiB, UserError, validate_ranges, current_name, current_value, fmt_bytes, require
+from elleci.core import (
+    PositiveInt,
+    GiB,
+    MiB,
+    UserError,
+    validate_ranges,
+    current_name,
+    current_value,
+    fmt_bytes,
+    require,
+)
 from ..config import EMBEDDED
 from .tokenizer import VocabSize, chatml, encode_document, train_tokenizer
 from ..files import open_regular, read_limited
@@ -36,7 +46,8 @@ def _row_to_document(
     field:str,  # the key of the text, or of a list of messages
 )->Document:
     "One row as a document: its messages if it has any, else its text"
-    if not isinstance(row, dict): raise UserError(f'{name} of {source} is no object: give one JSON object to a line.')
+    if not isinstance(row, dict):
+        raise UserError(f'{name} of {source} is no object: give one JSON object to a line.')
     found = row.get('messages') or row.get(field)
     if isinstance(found, str): return Document(source, name, found)
     if isinstance(found, list):
@@ -67,12 +78,21 @@ def _source_kind(where):
     try: os.stat(where)
     except (FileNotFoundError, NotADirectoryError, PermissionError): pass                # said when it is read
     except (OSError, ValueError) as e:
-        raise UserError(f'{where[:200]!r} is no path ({getattr(e, "strerror", e)}): give a file or a folder.') from None
-    shards = Path(where).is_dir() and ((Path(where)/'index.json').exists() or any(Path(where).glob('[0-9]*.tokens')))
+        raise UserError(
+            f'{where[:200]!r} is no path ({getattr(e, "strerror", e)}): give a file or a folder.'
+        ) from None
+    shards = Path(where).is_dir() and (
+        (Path(where) / 'index.json').exists() or any(Path(where).glob('[0-9]*.tokens'))
+    )
     return 'shards' if shards else 'path', where
 
 # %% ../../nbs/71_data.ipynb #73e691fc
-_OPTIONS = dict(embedded=('on_exhausted',), shards=('on_exhausted',), path=('field', 'on_exhausted'), hub=SourceSpec._fields[2:])
+_OPTIONS = dict(
+    embedded=('on_exhausted',),
+    shards=('on_exhausted',),
+    path=('field', 'on_exhausted'),
+    hub=SourceSpec._fields[2:],
+)
 _ALLOWED_VALUES = dict(on_exhausted=('repeat', 'drop'), stream=('true', 'false'))
 
 # %% ../../nbs/71_data.ipynb #f5ad19a4
@@ -82,9 +102,14 @@ MAX_WINDOW = 10**6 # documents
 def _parse_window(spec, options):
     "The option `window` as a number; raises `UserError` for one that is none, or that nothing would heed"
     text = options['window']
-    if options.get('stream') != 'true': raise UserError(f'{spec}: only a stream is shuffled in windows: add stream=true, or leave window out.')
+    if options.get('stream') != 'true':
+        raise UserError(
+            f'{spec}: only a stream is shuffled in windows: add stream=true, or leave window out.'
+        )
     if not (text.isascii() and text.isdigit() and len(text) < 9 and 0 < int(text) <= MAX_WINDOW):
-        raise UserError(f'{spec}: window is {text!r}: give a whole number of documents, from 1 to {MAX_WINDOW:,}.')
+        raise UserError(
+            f'{spec}: window is {text!r}: give a whole number of documents, from 1 to {MAX_WINDOW:,}.'
+        )
     return int(text)
 
 # %% ../../nbs/71_data.ipynb #f86f187d
@@ -101,15 +126,24 @@ def parse_spec(
         raise UserError(f'{spec} is not there: the embedded parts are {", ".join(parts)}.')
     if not where: raise UserError(f'{spec} has no name: give one, as in hub:wikimedia/wikipedia.')
     try: options = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
-    except ValueError: raise UserError(f'{spec}: what follows the ? is no list of options: write name=value, joined by &.') from None
+    except ValueError:
+        raise UserError(
+            f'{spec}: what follows the ? is no list of options: write name=value, joined by &.'
+        ) from None
     options = [(name := current_name(k, _OPTIONS[kind]), current_value(name, v)) for k, v in options]
     for i, (k, v) in enumerate(options):
-        if k not in _OPTIONS[kind]: raise UserError(f'{spec}: {k!r} is no option of such a source: it has {", ".join(_OPTIONS[kind])}.')
+        if k not in _OPTIONS[kind]:
+            raise UserError(
+                f'{spec}: {k!r} is no option of such a source: it has {", ".join(_OPTIONS[kind])}.'
+            )
         if k in dict(options[:i]): raise UserError(f'{spec}: {k} is given twice: give it once.')
-        if v not in _ALLOWED_VALUES.get(k, (v or None,)): raise UserError(f'{spec}: {k} is {v!r}: use {" or ".join(_ALLOWED_VALUES.get(k, ("a value",)))}.')
+        if v not in _ALLOWED_VALUES.get(k, (v or None,)):
+            raise UserError(f'{spec}: {k} is {v!r}: use {" or ".join(_ALLOWED_VALUES.get(k, ("a value",)))}.')
     options = dict(options)
     if 'window' in options: options['window'] = _parse_window(spec, options)
-    return SourceSpec(kind, where, **options | ({'stream': options['stream'] == 'true'} if 'stream' in options else {}))
+    return SourceSpec(
+        kind, where, **options | ({'stream': options['stream'] == 'true'} if 'stream' in options else {})
+    )
 
 # %% ../../nbs/71_data.ipynb #83e5fdf2
 def _docstrings(
@@ -119,8 +153,11 @@ def _docstrings(
     try: todo = [ast.parse(path.read_text(encoding='utf-8'))]
     except (SyntaxError, UnicodeDecodeError): return ''
     found = []
-    for node in todo:                    # breadth first, statements only: most of a tree is expressions, which have no docstring
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)): found.append(ast.get_docstring(node))
+    for (
+        node
+    ) in todo:  # breadth first, statements only: most of a tree is expressions, which have no docstring
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
+            found.append(ast.get_docstring(node))
         for part in ('body', 'handlers', 'orelse', 'finalbody', 'cases'):
             if isinstance(below := getattr(node, part, None), list): todo += below
     return '\n\n'.join(d for d in found if d)
@@ -134,11 +171,23 @@ def _python_documentation(
     from pydoc_data.topics import topics
     for k, v in sorted(topics.items()): yield Document(source, f'topic {k}', v)
     root = Path(sysconfig.get_path('stdlib'))
-    skip = {'test', 'tests', 'idlelib', 'lib2to3', 'site-packages', 'dist-packages', 'pydoc_data', '__pycache__'}
+    skip = {
+        'test',
+        'tests',
+        'idlelib',
+        'lib2to3',
+        'site-packages',
+        'dist-packages',
+        'pydoc_data',
+        '__pycache__',
+    }
     tops = [p for p in root.iterdir() if p.name not in skip]
-    for path in sorted(q for p in tops for q in (p.rglob('*.py') if p.is_dir() else [p]) if q.suffix == '.py'):
+    for path in sorted(
+        q for p in tops for q in (p.rglob('*.py') if p.is_dir() else [p]) if q.suffix == '.py'
+    ):
         rel = path.relative_to(root)
-        if skip.isdisjoint(rel.parts) and len(text := _docstrings(path)) >= min_chars: yield Document(source, str(rel), text)
+        if skip.isdisjoint(rel.parts) and len(text := _docstrings(path)) >= min_chars:
+            yield Document(source, str(rel), text)
 
 # %% ../../nbs/71_data.ipynb #fdd80e28
 def corpus_folder()->Path:
@@ -146,7 +195,10 @@ def corpus_folder()->Path:
     package = Path(__file__).parents[1]
     for folder in (package/'corpus', package.parent/'data'/'corpus'):
         if (folder/'istruzioni.jsonl').exists(): return folder
-    raise UserError(f'The embedded corpus is not beside {package}: install elleci again, or give --data a folder of .txt files.')
+    raise UserError(
+        f'The embedded corpus is not beside {package}: install elleci again, '
+        'or give --data a folder of .txt files.'
+    )
 
 # %% ../../nbs/71_data.ipynb #c33b188a
 MAX_TEXT_BYTES, MAX_LINE_BYTES = GiB, 64*MiB   # bytes of a text file, and of a line of JSON
@@ -161,7 +213,10 @@ def _read_lines(
         while left > 0 and (line := f.readline(MAX_LINE_BYTES + 1)):
             left, i = left - len(line), i + 1
             if len(line) > MAX_LINE_BYTES:
-                raise UserError(f'{path}, line {i}, has more than {fmt_bytes(MAX_LINE_BYTES)}: give one document to a line.')
+                raise UserError(
+                    f'{path}, line {i}, has more than {fmt_bytes(MAX_LINE_BYTES)}: '
+                    'give one document to a line.'
+                )
             yield i, line
 
 # %% ../../nbs/71_data.ipynb #3102720b
@@ -202,12 +257,15 @@ def _read_parquet(path, source, name, field, skip):
             for g in range(f.num_row_groups):
                 first, n = n, n + f.metadata.row_group(g).num_rows
                 start = max(first, skip)
-                for i, row in enumerate(_read_row_group(f, g, field, start - first) if n > start else (), start):
+                for i, row in enumerate(
+                    _read_row_group(f, g, field, start - first) if n > start else (), start
+                ):
                     yield _row_to_document(row, source, f'{name} row {i}', field)
             return n
     except (UserError, MemoryError): raise
     except Exception as e:
-        if isinstance(e, OSError) and e.errno: raise                                 # the system's, and not Arrow's
+        # the system's, and not Arrow's
+        if isinstance(e, OSError) and e.errno: raise
         why = f'{type(e).__name__}: {e}'.partition('\n')[0][:200]
         raise UserError(f'{path} is no Parquet file that can be read ({why}): replace or remove it.') from e
 
@@ -220,7 +278,9 @@ def _decode_utf8(
     "The text as Python reads it, every line ending as a line feed"
     try: text = codecs.getincrementaldecoder('utf-8')().decode(raw, final)
     except UnicodeDecodeError as e:
-        raise UserError(f'{path} is not UTF-8 (byte {e.start}): convert it, for example with iconv, or remove it.') from None
+        raise UserError(
+            f'{path} is not UTF-8 (byte {e.start}): convert it, for example with iconv, or remove it.'
+        ) from None
     return text.replace('\r\n', '\n').replace('\r', '\n')
 
 # %% ../../nbs/71_data.ipynb #03ac8b5b
@@ -230,7 +290,10 @@ def _read_text(path, source, name, field, skip):
         size = os.fstat(f.fileno()).st_size
         if not size or skip: return min(1, size)
         if size > MAX_TEXT_BYTES:
-            raise UserError(f'{path} is one document of {fmt_bytes(size)}: split it into files of at most {fmt_bytes(MAX_TEXT_BYTES)}.')
+            raise UserError(
+                f'{path} is one document of {fmt_bytes(size)}: split it into files of at most '
+                f'{fmt_bytes(MAX_TEXT_BYTES)}.'
+            )
         text = _decode_utf8(path, f.read(size), True)
     yield Document(source, name, text)
     return 1
@@ -252,8 +315,11 @@ def _explain_read_errors(path):
     "What the system refuses, in one sentence"
     try: yield
     except OSError as e:
-        raise UserError(f'{e.filename or path} cannot be read ({e.strerror}): check the path and its permissions.') from None
-    except MemoryError: raise UserError(f'{path} holds a document for which the memory is too small: split it.') from None
+        raise UserError(
+            f'{e.filename or path} cannot be read ({e.strerror}): check the path and its permissions.'
+        ) from None
+    except MemoryError:
+        raise UserError(f'{path} holds a document for which the memory is too small: split it.') from None
 
 # %% ../../nbs/71_data.ipynb #f6aff156
 def _relative_name(p, path):
@@ -272,9 +338,14 @@ def _iter_local(
         for p in (files := _text_files(path)):
             if p.suffix not in _READERS and p.exists():
                 raise UserError(f'{p} is not read here: give {", ".join(_READERS)} or a folder of them.')
-            count = yield from _READERS.get(p.suffix, _read_text)(p, source, _relative_name(p, path), field, start)
+            count = yield from _READERS.get(p.suffix, _read_text)(
+                p, source, _relative_name(p, path), field, start
+            )
             start = max(0, start - count)
-    if not files: raise UserError(f'{path} holds no {", ".join(_READERS)} file: give the file or the folder of the text.')
+    if not files:
+        raise UserError(
+            f'{path} holds no {", ".join(_READERS)} file: give the file or the folder of the text.'
+        )
 
 # %% ../../nbs/71_data.ipynb #f4473a4b
 def _is_transient(
@@ -282,7 +353,8 @@ def _is_transient(
 )->bool:
     "Whether waiting may help: the network's failures, whichever library reports them; not a missing file or a permission"
     libraries = ('aiohttp', 'fsspec', 'http', 'httpcore', 'httpx', 'requests', 'urllib3')
-    if isinstance(e, (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)): return False
+    if isinstance(e, (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)):
+        return False
     return isinstance(e, OSError) or any(c.__module__.split('.')[0] in libraries for c in type(e).__mro__)
 
 # %% ../../nbs/71_data.ipynb #99d155a8
@@ -297,11 +369,15 @@ def retrying(
     at, last, failures = start, None, 0
     while True:
         try:
-            came = iter(open_at(at - (last is not None)))                     # the last document once more, to compare it
+            # the last document once more, to compare it
+            came = iter(open_at(at - (last is not None)))
             if last is not None and (again := next(came, None)) != last:
                 how = 'shorter' if again is None else 'different'
-                raise UserError(f'{name} came back {how}: its document {at - 1} is no longer the one that was read; give a source that stays '
-                                'as it is.')
+                raise UserError(
+                    f'{name} came back {how}: its document {at - 1} is no longer the one that was read; '
+                    'give a source that stays '
+                    'as it is.'
+                )
             for d in came:
                 at, last, failures = at + 1, d, 0
                 yield d
@@ -309,11 +385,20 @@ def retrying(
         except UserError: raise
         except Exception as e:
             cause, failures = f'{type(e).__name__}: {e}', failures + 1
-            if not _is_transient(e): raise UserError(f'{name} cannot be read after {at} documents ({cause}): repair or replace it.') from e
-            if failures > retries: raise UserError(f'{name} was lost {failures} times in a row after {at} documents ({cause}): '
-                                                   'check the network, and run the same again to go on.') from e
+            if not _is_transient(e):
+                raise UserError(
+                    f'{name} cannot be read after {at} documents ({cause}): repair or replace it.'
+                ) from e
+            if failures > retries:
+                raise UserError(
+                    f'{name} was lost {failures} times in a row after {at} documents ({cause}): '
+                    'check the network, and run the same again to go on.'
+                ) from e
             pause = min(60., wait*2**(failures - 1))
-            warnings.warn(f'{name} was lost after {at} documents ({cause}); it is opened again in {pause:g} s.', stacklevel=2)
+            warnings.warn(
+                f'{name} was lost after {at} documents ({cause}); it is opened again in {pause:g} s.',
+                stacklevel=2,
+            )
             time.sleep(pause)
 
 # %% ../../nbs/71_data.ipynb #bd8c8b18
@@ -321,13 +406,22 @@ def _load_hub_dataset(name, s):
     "The dataset of a hub: spec, or one sentence"
     datasets = require('datasets', f'read hub:{s.where}')
     said = f'{name} (hub:{s.where}) cannot be opened'
-    try: return datasets.load_dataset(s.where, s.config, split=s.split, streaming=s.stream, data_files=s.data_files)
+    try:
+        return datasets.load_dataset(
+            s.where, s.config, split=s.split, streaming=s.stream, data_files=s.data_files
+        )
     except FileNotFoundError as e:
         raise UserError(f'{said} ({e}): check its name and data_files, or log in if it is private.') from e
     except Exception as e:
-        if not _is_transient(e): raise UserError(f'{said} ({type(e).__name__}: {e}): check its name, config, split and data_files.') from e
-        raise UserError(f'{said} ({type(e).__name__}: {e}): connect to the network and unset HF_HUB_OFFLINE, or give a local path or '
-                        'embedded:english.') from e
+        if not _is_transient(e):
+            raise UserError(
+                f'{said} ({type(e).__name__}: {e}): check its name, config, split and data_files.'
+            ) from e
+        raise UserError(
+            f'{said} ({type(e).__name__}: {e}): connect to the network and unset HF_HUB_OFFLINE, '
+            'or give a local path or '
+            'embedded:english.'
+        ) from e
 
 # %% ../../nbs/71_data.ipynb #d390ed87
 MAX_INTERLEAVED_PARTS = 8 # of a stream's files, that are read side by side
@@ -361,13 +455,16 @@ def _open_hub(name, s):
     "`open_at` of a hub: spec, for `retrying`"
     data = _load_hub_dataset(name, s)
     def rows(start):
-        past = hasattr(data, '__len__') and start >= len(data)               # a dataset will not skip all it has; a stream has no length
+        # a dataset will not skip all it has; a stream has no length
+        past = hasattr(data, '__len__') and start >= len(data)
         parts = min(MAX_INTERLEAVED_PARTS, getattr(data, 'num_shards', 1)) if s.stream else 1
         if parts > 1: left = _round_robin([data.shard(parts, i) for i in range(parts)], start)
         else: left = () if past else data.skip(start) if start else data
         try:
             for i, row in enumerate(left, start): yield _row_to_document(row, name, f'row {i}', s.field)
-        finally: del left; gc.collect()                                      # joins Arrow's threads
+        finally:  # joins Arrow's threads
+            del left
+            gc.collect()
     def open_at(start):
         left = weakref.ref(it := rows(start))
         atexit.register(lambda: left() and left().close())
@@ -387,18 +484,27 @@ def iter_documents(
     if s.kind == 'hub': return retrying(_open_hub(name, s), name, start, retries, wait)
     if s.kind == 'path': return _iter_local(Path(s.where), name, s.field, start)
     if s.kind == 'shards':
-        raise UserError(f'{s.where} holds shards, whose text is no longer there: train on them, or give the text they were made from.')
+        raise UserError(
+            f'{s.where} holds shards, whose text is no longer there: train on them, '
+            'or give the text they were made from.'
+        )
     if s.where == 'english': return islice(_python_documentation(name), start, None)
-    return _iter_local(corpus_folder()/('italiano' if s.where == 'italian' else 'istruzioni.jsonl'), name, start=start)
+    return _iter_local(
+        corpus_folder() / ('italiano' if s.where == 'italian' else 'istruzioni.jsonl'), name, start=start
+    )
 
 # %% ../../nbs/71_data.ipynb #fa6a3882
 def _split_single_document(
     d:Document,
 ): # (training part, validation part)
     "The only document of a source, cut at a line near its end"
-    what, cut = 'conversation' if d.messages else 'line', d.text.rfind('\n', 0, int(len(d.text)*(1 - VAL_FRACTION)) + 1) + 1
+    what = 'conversation' if d.messages else 'line'
+    cut = d.text.rfind('\n', 0, int(len(d.text)*(1 - VAL_FRACTION)) + 1) + 1
     if d.messages or not cut:
-        raise UserError(f'{d.name} is a single {what}: give more documents, or one with line breaks, so that some can be held out.')
+        raise UserError(
+            f'{d.name} is a single {what}: give more documents, or one with line breaks, '
+            'so that some can be held out.'
+        )
     return d._replace(text=d.text[:cut]), d._replace(text=d.text[cut:], name=d.name + ' (end)')
 
 # %% ../../nbs/71_data.ipynb #7270c9b8
@@ -432,7 +538,8 @@ def split_documents(
 def _read_beginning(path, name, source, field, max_chars):
     "The documents of a file; of a text file only some `max_chars` characters are read"
     if _READERS[path.suffix] is not _read_text: return _READERS[path.suffix](path, source, name, field, 0)
-    with open_regular(path) as f: return [Document(source, name, _decode_utf8(path, f.read(max_chars), False))]
+    with open_regular(path) as f:
+        return [Document(source, name, _decode_utf8(path, f.read(max_chars), False))]
 
 # %% ../../nbs/71_data.ipynb #11da5144
 def _drop_last(documents):
@@ -494,7 +601,9 @@ def train_tokenizer_on(
 ): # a `tokenizers.Tokenizer`
     "A byte-level BPE from the training side of each source; of conversations only what was said"
     share = max_chars//len(data)
-    return train_tokenizer((text for name, spec in data for text in _tokenizer_texts(name, spec, share)), vocab_size)
+    return train_tokenizer(
+        (text for name, spec in data for text in _tokenizer_texts(name, spec, share)), vocab_size
+    )
 
 # %% ../../nbs/71_data.ipynb #60d550ce
 def encode_documents(
@@ -519,33 +628,54 @@ def _resolve_relative_spec(folder, spec):
     s, (where, mark, query) = parse_spec(spec), spec.partition('?')
     if not spec.startswith(('embedded:', 'hub:')): spec = f'{folder/where}{mark}{query}'
     elif s.data_files and s.where in ('arrow', 'csv', 'json', 'parquet', 'text') and '://' not in s.data_files:
-        spec = spec.replace('data_files=', f'data_files={quote(str(folder))}/') if not Path(s.data_files).is_absolute() else spec
+        spec = (
+            spec.replace('data_files=', f'data_files={quote(str(folder))}/')
+            if not Path(s.data_files).is_absolute()
+            else spec
+        )
     parse_spec(spec)
     return spec
 
 # %% ../../nbs/71_data.ipynb #c201cb22
 def _parse_sources(d, folder):
     "((name, spec), …) of a data file"
-    if not isinstance(d, dict) or set(d) - {'sources', 'mix'} or not isinstance(d.get('sources'), dict) or not d['sources']:
-        raise UserError('it is to hold {"sources": {name: spec, …}, "mix": [[0, {name: weight, …}], …]} and nothing else')
+    if (
+        not isinstance(d, dict)
+        or set(d) - {'sources', 'mix'}
+        or not isinstance(d.get('sources'), dict)
+        or not d['sources']
+    ):
+        raise UserError(
+            'it is to hold {"sources": {name: spec, …}, "mix": [[0, {name: weight, …}], …]} and nothing else'
+        )
     return tuple((name, _resolve_relative_spec(folder, spec)) for name, spec in d['sources'].items())
 
 # %% ../../nbs/71_data.ipynb #7093eb44
 def _parse_phases(mix, data):
     "((fraction, ((name, weight), …)), …) of a data file, checked against its sources"
-    number = lambda x: type(x) in (int, float) and 0 <= x < float('inf')
-    if not isinstance(mix, list) or not all(isinstance(p, list) and len(p) == 2 and isinstance(p[1], dict) for p in mix):
+    def number(x): return type(x) in (int, float) and 0 <= x < float('inf')
+    if not isinstance(mix, list) or not all(
+        isinstance(p, list) and len(p) == 2 and isinstance(p[1], dict) for p in mix
+    ):
         raise UserError('its "mix" is to be a list of [fraction of the run, {name: weight, …}]')
     starts, weights = [p[0] for p in mix], [(k, w) for p in mix for k, w in p[1].items()]
-    if mix and not (all(map(number, starts)) and starts[0] == 0 and all(a < b for a, b in zip(starts, starts[1:] + [1]))):
-        raise UserError(f'its phases begin at {starts}: the first begins at 0, each later than the one before, all below 1')
+    if mix and not (
+        all(map(number, starts)) and starts[0] == 0 and all(a < b for a, b in zip(starts, starts[1:] + [1]))
+    ):
+        raise UserError(
+            f'its phases begin at {starts}: the first begins at 0, each later than the one before, '
+            'all below 1'
+        )
     for k, w in weights:
-        if k not in dict(data): raise UserError(f'its mix speaks of {k!r}, which is none of its sources: {", ".join(dict(data))}')
+        if k not in dict(data):
+            raise UserError(f'its mix speaks of {k!r}, which is none of its sources: {", ".join(dict(data))}')
         if not number(w): raise UserError(f'its mix gives {k} the weight {w!r}: give a number, 0 or more')
     for start, w in mix:
-        if not sum(w.values()): raise UserError(f'in the phase from {start} nothing is read: give a source a weight above 0')
+        if not sum(w.values()):
+            raise UserError(f'in the phase from {start} nothing is read: give a source a weight above 0')
     idle = [k for k in dict(data) if mix and not any(n == k and w for n, w in weights)]
-    if idle: raise UserError(f'{idle[0]} is read in no phase: give it a weight, or take it out of the sources')
+    if idle:
+        raise UserError(f'{idle[0]} is read in no phase: give it a weight, or take it out of the sources')
     live = [k for k, spec in data if parse_spec(spec).stream]
     if live and not mix: raise UserError(f'{live[0]} is streamed and has no end to count by: give a "mix"')
     return tuple((start, tuple(w.items())) for start, w in mix)
@@ -558,11 +688,15 @@ def data_settings(
     if str(data).startswith('hub:') or not str(data).partition('?')[0].endswith('.json'):
         return dict(data=(('text', data),), mix=((0., (('text', 1.),)),) if parse_spec(data).stream else ())
     try: raw = read_limited(data, MiB)
-    except OSError as e: raise UserError(f'{data} cannot be read ({e.strerror}): check the path and its permissions.') from None
+    except OSError as e:
+        raise UserError(
+            f'{data} cannot be read ({e.strerror}): check the path and its permissions.'
+        ) from None
     try:
         d = json.loads(raw.decode(), object_pairs_hook=_unique_keys)
         found = _parse_sources(d, Path(data).parent)
         return dict(data=found, mix=_parse_phases(d.get('mix', []), found))
     except UserError as e: raise UserError(f'{data}: {str(e).rstrip(".")[:500]}.') from None
     except RecursionError: raise UserError(f'{data} is nested too deeply: repair it.') from None
-    except ValueError as e: raise UserError(f'{data} is not JSON in UTF-8 ({str(e)[:200]}): repair it.') from None
+    except ValueError as e:
+        raise UserError(f'{data} is not JSON in UTF-8 ({str(e)[:200]}): repair it.') from None

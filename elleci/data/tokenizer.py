@@ -25,21 +25,27 @@ def round_vocab(
     n:int, # entries, at least 1
 )->int: # the model's V
     "`n` rounded up to a multiple of 128"
-    if not isinstance(n, int) or n < 1: raise UserError(f'A vocabulary of {n!r} entries is none: give a whole number, 1 or more.')
+    if not isinstance(n, int) or n < 1:
+        raise UserError(f'A vocabulary of {n!r} entries is none: give a whole number, 1 or more.')
     return -(-n//128)*128
 
 # %% ../../nbs/70_tokenizer.ipynb #5e2dfecd
 def _check_text(text):
     "`text` if it can be tokenized; `UserError` for what is not text"
-    if not isinstance(text, str): raise UserError(f'A document is of type {type(text).__name__}: give text (str).')
+    if not isinstance(text, str):
+        raise UserError(f'A document is of type {type(text).__name__}: give text (str).')
     try: text.encode()
-    except UnicodeEncodeError: raise UserError("A document holds half of a surrogate pair: read its file with errors='replace'.") from None
+    except UnicodeEncodeError:
+        raise UserError(
+            "A document holds half of a surrogate pair: read its file with errors='replace'."
+        ) from None
     return text
 
 # %% ../../nbs/70_tokenizer.ipynb #06ad4418
 def _checked_texts(texts):
     "Each of `texts`, checked"
-    if isinstance(texts, (str, bytes)): raise UserError('The texts are a single string: give a list of documents.')
+    if isinstance(texts, (str, bytes)):
+        raise UserError('The texts are a single string: give a list of documents.')
     for text in texts: yield _check_text(text)
 
 # %% ../../nbs/70_tokenizer.ipynb #fe0ea145
@@ -78,12 +84,20 @@ def train_tokenizer(
     tokenizers = require('tokenizers', 'train or read a tokenizer')
     V = round_vocab(vocab_size)
     if V < 256 + len(SPECIAL_TOKENS):
-        raise UserError(f'vocab_size is {vocab_size}: the 256 bytes and {len(SPECIAL_TOKENS)} special tokens alone need 384.')
+        raise UserError(
+            f'vocab_size is {vocab_size}: the 256 bytes and {len(SPECIAL_TOKENS)} special tokens alone need '
+            '384.'
+        )
     byte_level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tok = tokenizers.Tokenizer(tokenizers.models.BPE())
     tok.pre_tokenizer, tok.decoder = _training_pre_tokenizer(byte_level), tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=V, min_frequency=2, special_tokens=list(SPECIAL_TOKENS),
-                                             initial_alphabet=byte_level.alphabet(), show_progress=False)
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=V,
+        min_frequency=2,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=byte_level.alphabet(),
+        show_progress=False,
+    )
     tok.train_from_iterator(_checked_texts(texts), trainer)
     tok.pre_tokenizer = byte_level
     return _pad_vocab(tok, V)
@@ -119,7 +133,9 @@ def encode_text(
 )->list: # ids, none of them special; empty for an empty text
     "The ids of plain text"
     tok.encode_special_tokens = True
-    pieces = [_check_text(text)] if len(text) <= 2**16 else chunk_text(_check_text(text), text_chunk_length(tok))
+    pieces = (
+        [_check_text(text)] if len(text) <= 2**16 else chunk_text(_check_text(text), text_chunk_length(tok))
+    )
     return [i for piece in pieces for i in tok.encode(piece, add_special_tokens=False).ids]
 
 # %% ../../nbs/70_tokenizer.ipynb #a86d3087
@@ -131,7 +147,11 @@ def decode(
     "The text of `ids`; raises `UserError` for an id that is no token"
     ids, V = [int(i) for i in ids], tok.get_vocab_size()
     wrong = [i for i in ids if not 0 <= i < V]
-    if wrong: raise UserError(f'{wrong[0]} is not a token: ids go from 0 to {V - 1} (a target of -100 is masked and stands for no text).')
+    if wrong:
+        raise UserError(
+            f'{wrong[0]} is not a token: ids go from 0 to {V - 1} (a target of -100 is masked and stands '
+            'for no text).'
+        )
     return tok.decode(ids, skip_special_tokens=not keep_special_tokens)
 
 # %% ../../nbs/70_tokenizer.ipynb #1470da73
@@ -140,11 +160,20 @@ ROLES = ('system', 'user', 'assistant')
 # %% ../../nbs/70_tokenizer.ipynb #e30d0135
 def _check_message(m):
     "Raise `UserError` unless `m` is one message"
-    if not isinstance(m, dict) or set(m) != {'role', 'content'} or not all(isinstance(v, str) for v in m.values()):
+    if (
+        not isinstance(m, dict)
+        or set(m) != {'role', 'content'}
+        or not all(isinstance(v, str) for v in m.values())
+    ):
         raise UserError("A message is malformed: give {'role': …, 'content': …}, both of them text.")
-    if m['role'] not in ROLES: raise UserError(f"A message has the role {m['role']!r}: use one of {', '.join(ROLES)}.")
+    if m['role'] not in ROLES:
+        raise UserError(f"A message has the role {m['role']!r}: use one of {', '.join(ROLES)}.")
     found = [s for s in SPECIAL_TOKENS if s in m['content']]
-    if found: raise UserError(f'A message contains the text of a special token, {found[0]}: remove it, or tokenize it as plain text.')
+    if found:
+        raise UserError(
+            f'A message contains the text of a special token, {found[0]}: remove it, '
+            'or tokenize it as plain text.'
+        )
 
 # %% ../../nbs/70_tokenizer.ipynb #25934620
 def chatml(
@@ -152,9 +181,12 @@ def chatml(
     add_generation_prompt:bool=False, # True opens the assistant's turn at the end: a prompt
 )->str:
     "The conversation as ChatML text; raises `UserError` for malformed messages and for special tokens inside a content"
-    if not isinstance(messages, (list, tuple)) or not messages: raise UserError('A conversation is a list of one message or more.')
+    if not isinstance(messages, (list, tuple)) or not messages:
+        raise UserError('A conversation is a list of one message or more.')
     for m in messages: _check_message(m)
-    turns = [f"{SPECIAL_TOKENS[IM_START]}{m['role']}\n{m['content']}{SPECIAL_TOKENS[IM_END]}\n" for m in messages]
+    turns = [
+        f"{SPECIAL_TOKENS[IM_START]}{m['role']}\n{m['content']}{SPECIAL_TOKENS[IM_END]}\n" for m in messages
+    ]
     return ''.join(turns) + (f'{SPECIAL_TOKENS[IM_START]}assistant\n' if add_generation_prompt else '')
 
 # %% ../../nbs/70_tokenizer.ipynb #d2a71444
@@ -167,7 +199,8 @@ def encode_chat(
     marks = '|'.join(re.escape(SPECIAL_TOKENS[i]) for i in (IM_START, IM_END))
     ids = []
     for i, piece in enumerate(re.split(f'({marks})', chatml(messages, add_generation_prompt))):
-        ids += [SPECIAL_TOKENS.index(piece)] if i % 2 else encode_text(tok, piece)       # odd pieces are the marks
+        # odd pieces are the marks
+        ids += [SPECIAL_TOKENS.index(piece)] if i % 2 else encode_text(tok, piece)
     return ids
 
 # %% ../../nbs/70_tokenizer.ipynb #77d6be0b
@@ -237,17 +270,24 @@ def _check_vocab_and_merges(
     if any(vocab.get(s) != i for i, s in enumerate(SPECIAL_TOKENS)):
         raise UserError(f"The tokenizer {path} lacks {' '.join(SPECIAL_TOKENS)} at ids 0 to 4: {retrain}")
     if vocab_size is not None and round_vocab(V) != vocab_size:
-        raise UserError(f'The tokenizer {path} has {V} entries and the model has {vocab_size}: it does not belong to this model, '
-                        'give the one from its run folder.')
+        raise UserError(
+            f'The tokenizer {path} has {V} entries and the model has {vocab_size}: '
+            'it does not belong to this model, '
+            'give the one from its run folder.'
+        )
     if sorted(vocab.values()) != list(range(V)):
-        raise UserError(f'The ids of the tokenizer {path} are not those from 0 to {len(vocab) - 1}, each once: {retrain}')
+        raise UserError(
+            f'The ids of the tokenizer {path} are not those from 0 to {len(vocab) - 1}, each once: {retrain}'
+        )
     alphabet = require('tokenizers', 'read a tokenizer').pre_tokenizers.ByteLevel.alphabet()
     if not vocab.keys() >= set(alphabet):
         raise UserError(f'The tokenizer {path} has no entry for some of the 256 bytes: {retrain}')
     for left, right in merges:
         if not (left in vocab and right in vocab and vocab.get(left + right, 0) >= len(SPECIAL_TOKENS)):
-            raise UserError(f'The tokenizer {path} merges {left[:40]!r} and {right[:40]!r}, which is no entry for text: '
-                            f'{retrain}')
+            raise UserError(
+                f'The tokenizer {path} merges {left[:40]!r} and {right[:40]!r}, which is no entry for text: '
+                f'{retrain}'
+            )
 
 # %% ../../nbs/70_tokenizer.ipynb #8501af5a
 def _settings(
@@ -266,8 +306,10 @@ def _check_settings(
     "Raise `UserError` where the file differs from ours in anything but its entries"
     for key in sorted(found.keys() | expected.keys()):
         if found.get(key) == expected.get(key): continue
-        raise UserError(f'The tokenizer {path} has {key[:40]!r} set to {str(found.get(key))[:80]}, and might not return '
-                        'every text unchanged: train one with `train_tokenizer`.')
+        raise UserError(
+            f'The tokenizer {path} has {key[:40]!r} set to {str(found.get(key))[:80]}, and might not return '
+            'every text unchanged: train one with `train_tokenizer`.'
+        )
 
 # %% ../../nbs/70_tokenizer.ipynb #674d8a40
 def load_tokenizer(
@@ -278,8 +320,10 @@ def load_tokenizer(
     require('tokenizers', 'train or read a tokenizer')
     try: d = decode_json(read_limited(path), dict[str, Any])
     except OSError as e:
-        raise UserError(f'There is no tokenizer to read at {path} ({e.strerror}): give the path of a tokenizer.json, '
-                        'or train one.') from None
+        raise UserError(
+            f'There is no tokenizer to read at {path} ({e.strerror}): give the path of a tokenizer.json, '
+            'or train one.'
+        ) from None
     except UserError: raise
     except ValueError as e: raise UserError(_DAMAGED.format(path=path, why=str(e)[:200])) from None
     entries = _read_vocab_and_merges(d, path)
@@ -297,7 +341,9 @@ def bytes_per_token(
     result = {}
     for name, own in texts.items():
         n = size = 0
-        for text in [own] if isinstance(own, str) else own: n, size = n + len(encode_text(tok, text)), size + len(text.encode())
+        for text in [own] if isinstance(own, str) else own:
+            n = n + len(encode_text(tok, text))
+            size = size + len(text.encode())
         if not n: raise UserError(f'There is no text of {name}: give some, or leave it out.')
         result[name] = size/n
     return result

@@ -23,7 +23,11 @@ def units(
     model:nn.Module, # an `Elleci`, or what has its embedding, blocks, norm and head
 )->dict: # name: list of modules, from the tokens to the logits
     "The pieces that a layer-major step works on one after the other"
-    return {'embedding': [model.embedding], **{f'blocks.{i}': [b] for i, b in enumerate(model.blocks)}, 'head': [model.norm, model.head]}
+    return {
+        'embedding': [model.embedding],
+        **{f'blocks.{i}': [b] for i, b in enumerate(model.blocks)},
+        'head': [model.norm, model.head],
+    }
 
 # %% ../../nbs/61_layer_major.ipynb #71056dcb
 def params_by_unit(
@@ -34,7 +38,10 @@ def params_by_unit(
     for unit, modules in units(model).items():
         for n, p in ((n, p) for m in modules for n, p in m.named_parameters()):
             if owner.setdefault(id(p), (unit, p))[0] != unit and id(p) != tied:
-                raise UserError(f'{unit} shares {n} with {owner[id(p)][0]}: a step that finishes one layer before the next needs weights of their own; only embedding and head may be tied.')
+                raise UserError(
+                    f'{unit} shares {n} with {owner[id(p)][0]}: a step that finishes one layer before the '
+                    'next needs weights of their own; only embedding and head may be tied.'
+                )
     return {unit: [p for u, p in owner.values() if u == unit] for unit in units(model)}
 
 # %% ../../nbs/61_layer_major.ipynb #38f03efd
@@ -52,17 +59,23 @@ def clip_gradients(
 )->torch.Tensor: # the norm of all gradients before clipping
     "Scale gradients down to a norm of `max_grad_norm`; raises `FloatingPointError`, before touching any, if the norm is not finite"
     parts = [list(model.parameters())] if clip_by == 'model' else list(params_by_unit(model).values())
-    norms = [nn.utils.get_total_norm([p.grad for p in part if p.grad is not None]).to(parts[0][0].device) for part in parts]
+    norms = [
+        nn.utils.get_total_norm([p.grad for p in part if p.grad is not None]).to(parts[0][0].device)
+        for part in parts
+    ]
     norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
     if torch.isfinite(norm):
         for part, n in zip(parts, norms): nn.utils.clip_grads_with_norm_(part, max_grad_norm, n)
         return norm
     bad = _nonfinite_grads(model, list(model.parameters()))
-    raise FloatingPointError(f'The gradient is not finite in {len(bad)} parameters, first {bad[:3]}: no weight was changed; '
-                             'look at this batch, or resume from the last checkpoint with a lower learning rate.')
+    raise FloatingPointError(
+        f'The gradient is not finite in {len(bad)} parameters, first {bad[:3]}: no weight was changed; '
+        'look at this batch, or resume from the last checkpoint with a lower learning rate.'
+    )
 
 # %% ../../nbs/61_layer_major.ipynb #0485b709
-AUTOCAST_DTYPES = {'bf16': torch.bfloat16, 'fp16': torch.float16}   # precisions whose matmuls are cast, and to what
+# precisions whose matmuls are cast, and to what
+AUTOCAST_DTYPES = {'bf16': torch.bfloat16, 'fp16': torch.float16}
 
 # %% ../../nbs/61_layer_major.ipynb #885a07d7
 def autocast(
@@ -70,7 +83,11 @@ def autocast(
     precision:str, # a key of `AUTOCAST_DTYPES`, or 'fp32' and 'bf16-weights', which need no casts
 ): # a context manager
     "Matmuls in bf16 or fp16 where asked for; weights stay as they are"
-    return torch.autocast(autocast_device(device), AUTOCAST_DTYPES[precision]) if precision in AUTOCAST_DTYPES else contextlib.nullcontext()
+    return (
+        torch.autocast(autocast_device(device), AUTOCAST_DTYPES[precision])
+        if precision in AUTOCAST_DTYPES
+        else contextlib.nullcontext()
+    )
 
 # %% ../../nbs/61_layer_major.ipynb #20a15ecb
 def fp32_gradients(
@@ -87,12 +104,17 @@ def _raise_for_labels(micro_batches, V):
     "Raise `UserError` for labels that cannot be trained on, naming the first"
     for n, (_, labels, _) in enumerate(micro_batches):
         bad = _out_of_range(labels, V).nonzero()
-        if len(bad): raise UserError(f'Micro-batch {n} has label {int(labels[tuple(bad[0])])} at {tuple(bad[0].tolist())}: give 0 to {V - 1}, or {IGNORE_INDEX} where none is counted.')
+        if len(bad):
+            raise UserError(
+                f'Micro-batch {n} has label {int(labels[tuple(bad[0])])} at {tuple(bad[0].tolist())}: '
+                f'give 0 to {V - 1}, or {IGNORE_INDEX} where none is counted.'
+            )
     raise UserError('Not one token of this step is counted in the loss: check the labels.')
 
 def _check_labels(labels, model):
     "The same for what is only evaluated, where none need count"
-    if bool(_out_of_range(labels, model.head.weight.shape[0]).any()): _raise_for_labels([(None, labels, None)], model.head.weight.shape[0])
+    if bool(_out_of_range(labels, model.head.weight.shape[0]).any()):
+        _raise_for_labels([(None, labels, None)], model.head.weight.shape[0])
 
 # %% ../../nbs/61_layer_major.ipynb #b2196dc9
 def count_labels(
@@ -100,17 +122,30 @@ def count_labels(
     V:int, # vocabulary
 )->Tensor: # () int64, the counted labels of all
     "How many labels count; `UserError` for micro-batches that no step can be made of"
-    if not micro_batches: raise UserError('The step was given no micro-batch: give at least one (tokens, labels, seq_idx).')
+    if not micro_batches:
+        raise UserError('The step was given no micro-batch: give at least one (tokens, labels, seq_idx).')
     for n, batch in enumerate(micro_batches):
-        if len(batch) != 3: raise UserError(f'Micro-batch {n} is of {len(batch)} parts: give (tokens, labels, seq_idx).')
-        if batch[1].dtype != torch.int64: raise UserError(f'Micro-batch {n} has labels in {batch[1].dtype}: give int64, which holds {IGNORE_INDEX} too.')
+        if len(batch) != 3:
+            raise UserError(f'Micro-batch {n} is of {len(batch)} parts: give (tokens, labels, seq_idx).')
+        if batch[1].dtype != torch.int64:
+            raise UserError(
+                f'Micro-batch {n} has labels in {batch[1].dtype}: give int64, which holds {IGNORE_INDEX} too.'
+            )
         for what, t, like in zip(('tokens', 'labels', 'seq_idx'), batch, micro_batches[0]):
-            if t.shape != batch[0].shape: raise UserError(f'Micro-batch {n} has {what} {tuple(t.shape)} for tokens {tuple(batch[0].shape)}: give the same shape.')
+            if t.shape != batch[0].shape:
+                raise UserError(
+                    f'Micro-batch {n} has {what} {tuple(t.shape)} for tokens {tuple(batch[0].shape)}: '
+                    'give the same shape.'
+                )
             if t.dtype != like.dtype or t.device != like.device:
-                raise UserError(f'Micro-batch {n} has {what} in {t.dtype} on {t.device}, the first in {like.dtype} on {like.device}: give all alike.')
+                raise UserError(
+                    f'Micro-batch {n} has {what} in {t.dtype} on {t.device}, '
+                    f'the first in {like.dtype} on {like.device}: give all alike.'
+                )
     total = sum((labels != IGNORE_INDEX).sum() for _, labels, _ in micro_batches)
     fine = (total > 0) & (sum(_out_of_range(labels, V).sum() for _, labels, _ in micro_batches) == 0)
-    if not bool(fine): _raise_for_labels(micro_batches, V)                                              # the one look
+    # the one look
+    if not bool(fine): _raise_for_labels(micro_batches, V)
     return total
 
 # %% ../../nbs/61_layer_major.ipynb #f68282d9
@@ -131,11 +166,16 @@ def grad_accum_step(
     with cache_ternary_weights(model):
         for m, (tokens, labels, seq_idx) in enumerate(micro_batches):
             on_micro_batch(m)
-            with autocast(tokens.device, precision), collect_aux_losses() as aux_losses: part = token_loss(model, model.hidden(tokens, seq_idx), labels)/n_labels
-            aux_losses = _weight_aux_losses(aux_losses, labels, n_labels); aux_values += [v.detach() for v in aux_losses]
-            torch.autograd.backward([scaler.scale(v) if scaler else v for v in (part, *aux_losses) if v.requires_grad])
+            with autocast(tokens.device, precision), collect_aux_losses() as aux_losses:
+                part = token_loss(model, model.hidden(tokens, seq_idx), labels)/n_labels
+            aux_losses = _weight_aux_losses(aux_losses, labels, n_labels)
+            aux_values += [v.detach() for v in aux_losses]
+            torch.autograd.backward(
+                [scaler.scale(v) if scaler else v for v in (part, *aux_losses) if v.requires_grad]
+            )
             loss += part.detach()
-    if scaler: scaler.unscale_(optimizer)                                  # before clipping, which knows true gradients only
+    # before clipping, which knows true gradients only
+    if scaler: scaler.unscale_(optimizer)
     try: norm = clip_gradients(model, max_grad_norm, clip_by)
     finally: scaler and scaler.update()                                    # smaller after an overflow, larger after many steps without one
     optimizer.step()
@@ -149,12 +189,17 @@ def _weight_aux_losses(aux_losses, labels, n_labels):
 # %% ../../nbs/61_layer_major.ipynb #40f13487
 def _step_result(loss, n_labels, grad_norm, aux_losses):
     "What a step reports"
-    return dict(loss=float(loss), tokens=int(n_labels), grad_norm=float(grad_norm)) | (dict(aux_loss=float(sum(aux_losses))) if aux_losses else {})
+    return dict(loss=float(loss), tokens=int(n_labels), grad_norm=float(grad_norm)) | (
+        dict(aux_loss=float(sum(aux_losses))) if aux_losses else {}
+    )
 
 # %% ../../nbs/61_layer_major.ipynb #e468582a
 def _uses_rng(module):
     "Whether any part of `module` draws random numbers: a dropout, or what says `uses_rng = True`"
-    return any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 or getattr(m, 'uses_rng', False) for m in module.modules())
+    return any(
+        isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 or getattr(m, 'uses_rng', False)
+        for m in module.modules()
+    )
 
 # %% ../../nbs/61_layer_major.ipynb #937b51c3
 class StepRNG:
@@ -163,11 +208,20 @@ class StepRNG:
         model:nn.Module,
         seed:int, # of the run
     ):
-        self.seed, self.position, modules_with_rng = seed, (0, 0), [(name, m) for name, modules in units(model).items() for m in modules if _uses_rng(m)]
-        if any(name == 'head' for name, _ in modules_with_rng): raise UserError('The norm or the head draws random numbers: the loss takes the head\'s matrix and asks nobody; put the noise into a block.')
+        self.seed = seed
+        self.position = (0, 0)
+        modules_with_rng = [
+            (name, m) for name, modules in units(model).items() for m in modules if _uses_rng(m)
+        ]
+        if any(name == 'head' for name, _ in modules_with_rng):
+            raise UserError(
+                'The norm or the head draws random numbers: the loss takes the head\'s matrix and asks '
+                'nobody; put the noise into a block.'
+            )
         for name, m in modules_with_rng: m.register_forward_pre_hook(lambda *_, name=name: self._reseed(name))
 
-    def _reseed(self, name): torch.manual_seed(self.seed_for(name))                    # and gives nothing, which leaves the input alone
+    # and gives nothing, which leaves the input alone
+    def _reseed(self, name): torch.manual_seed(self.seed_for(name))
     def seed_for(self, name): return random.Random(f'{self.seed} {self.position} {name}').getrandbits(63)
 
 # %% ../../nbs/61_layer_major.ipynb #e4bee440
@@ -176,7 +230,10 @@ class _RNGDetector(TorchDispatchMode):
     rng_op = generator_op = ''
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if (kwargs or {}).get('generator') is not None: self.generator_op = func.name()
-        if torch.Tag.nondeterministic_seeded in func.tags and ('attention' not in func.name() or any(isinstance(a, float) and a > 0 for a in args)): self.rng_op = func.name()
+        if torch.Tag.nondeterministic_seeded in func.tags and (
+            'attention' not in func.name() or any(isinstance(a, float) and a > 0 for a in args)
+        ):
+            self.rng_op = func.name()
         return func(*args, **(kwargs or {}))
 
 # %% ../../nbs/61_layer_major.ipynb #12382bfc
@@ -190,8 +247,12 @@ def _tensors_in(value):
 def _stored_tensors(block):
     "What tensors the modules of a block hold beside their parameters: {(module, attribute): identities, and of buffers versions}"
     own = set(vars(nn.Module()))
-    held = {(n, k): [id(t) for t in _tensors_in(v)] for n, m in block.named_modules() for k, v in vars(m).items()
-            if k not in own and k not in getattr(m, 'ignored_state', ()) and _tensors_in(v)}
+    held = {
+        (n, k): [id(t) for t in _tensors_in(v)]
+        for n, m in block.named_modules()
+        for k, v in vars(m).items()
+        if k not in own and k not in getattr(m, 'ignored_state', ()) and _tensors_in(v)
+    }
     return held | {('', n): (id(b), b._version) for n, b in block.named_buffers()}
 
 # %% ../../nbs/61_layer_major.ipynb #e8052ba4
@@ -201,7 +262,8 @@ def _graph_leaves(y):
     while todo:
         f = todo.pop()
         if f is None or f in seen: continue
-        seen.add(f); todo += [g for g, _ in f.next_functions]
+        seen.add(f)
+        todo += [g for g, _ in f.next_functions]
         if hasattr(f, 'variable'): out.append(f.variable)
     return out
 
@@ -216,21 +278,53 @@ def check_block(
     before = _stored_tensors(block)
     with torch.enable_grad(), _RNGDetector() as detector: y = block(x := x.detach().requires_grad_(), seq_idx)
     if detector.generator_op:
-        raise UserError(f'{name} draws from a generator of its own ({detector.generator_op}), which nobody sets back before it is computed again: '
-                        "leave out generator=, so that it draws from PyTorch's.")
-    if detector.rng_op and not _uses_rng(block): raise UserError(f'{name} draws random numbers ({detector.rng_op}) and does not declare it: it would draw different ones when it is recomputed; set uses_rng = True on the module that does.')
-    if not isinstance(y, Tensor): raise UserError(f'{name} gives {type(y).__name__}: a layer-major step hands one tensor from block to block; give that one, and put the rest into it.')
-    stored = [f'{n}.{k}'.strip('.') for (n, k), v in _stored_tensors(block).items() if before.get((n, k)) != v]
-    if stored: raise UserError(f'{name} leaves {stored[0]} behind, which is not its output: gradients through it would be lost; pass it on in the output, or declare it (ignored_state = ({stored[0].split(".")[-1]!r},)) if none flow.')
-    if y is not x and all(t is not x for t in _graph_leaves(y)): raise UserError(f'{name} lets no gradient through to what lies below it: freeze that, and leave it out of the optimizer; or take the detaching out of the block.')
-    foreign = [p for p in _graph_leaves(y) if isinstance(p, nn.Parameter) and all(p is not q for q in block.parameters())]
-    if foreign: raise UserError(f'{name} uses a weight of shape {tuple(foreign[0].shape)} that is not its own: its gradient would come too late or too early; give the block a weight of its own.')
+        raise UserError(
+            f'{name} draws from a generator of its own ({detector.generator_op}), '
+            'which nobody sets back before it is computed again: '
+            "leave out generator=, so that it draws from PyTorch's."
+        )
+    if detector.rng_op and not _uses_rng(block):
+        raise UserError(
+            f'{name} draws random numbers ({detector.rng_op}) and does not declare it: '
+            'it would draw different ones when it is recomputed; set uses_rng = True on the module that '
+            'does.'
+        )
+    if not isinstance(y, Tensor):
+        raise UserError(
+            f'{name} gives {type(y).__name__}: a layer-major step hands one tensor from block to block; '
+            'give that one, and put the rest into it.'
+        )
+    stored = [
+        f'{n}.{k}'.strip('.') for (n, k), v in _stored_tensors(block).items() if before.get((n, k)) != v
+    ]
+    if stored:
+        raise UserError(
+            f'{name} leaves {stored[0]} behind, which is not its output: '
+            'gradients through it would be lost; pass it on in the output, '
+            f'or declare it (ignored_state = ({stored[0].split(".")[-1]!r},)) if none flow.'
+        )
+    if y is not x and all(t is not x for t in _graph_leaves(y)):
+        raise UserError(
+            f'{name} lets no gradient through to what lies below it: freeze that, '
+            'and leave it out of the optimizer; or take the detaching out of the block.'
+        )
+    foreign = [
+        p
+        for p in _graph_leaves(y)
+        if isinstance(p, nn.Parameter) and all(p is not q for q in block.parameters())
+    ]
+    if foreign:
+        raise UserError(
+            f'{name} uses a weight of shape {tuple(foreign[0].shape)} that is not its own: '
+            'its gradient would come too late or too early; give the block a weight of its own.'
+        )
 
 # %% ../../nbs/61_layer_major.ipynb #768b0d32
 @contextlib.contextmanager
 def _eval_mode(model):
     "Within it the model is evaluated, not trained"
-    was = model.training; model.eval()
+    was = model.training
+    model.eval()
     try: yield
     finally: model.train(was)
 
@@ -247,11 +341,24 @@ class GradAccumStep:
         global_step:int=0,      # steps made so far
         on_update=None,  # called with (unit, its parameters) for each of `units` after each step, e.g. to average weights
     ):
-        self.model, self.optimizer, self.max_grad_norm, self.clip_by, self.precision, self.global_step, self.on_update = model, optimizer, max_grad_norm, clip_by, precision, global_step, on_update
+        self.model = model
+        self.optimizer = optimizer
+        self.max_grad_norm = max_grad_norm
+        self.clip_by = clip_by
+        self.precision = precision
+        self.global_step = global_step
+        self.on_update = on_update
         self.rng, self.device, self.partial_step = StepRNG(model, seed), model.embedding.weight.device, ''
         self.scaler = torch.amp.GradScaler(autocast_device(self.device)) if precision == 'fp16' else None
         if optimizer is not None:                          # which who only evaluates has not
-            optimizer.register_step_pre_hook(lambda *_: setattr(self, 'partial_step', f'Step {self.global_step + 1} ended in the middle of the update: load the last checkpoint, and go on from there.'))
+            optimizer.register_step_pre_hook(
+                lambda *_: setattr(
+                    self,
+                    'partial_step',
+                    f'Step {self.global_step + 1} ended in the middle of the update: '
+                    'load the last checkpoint, and go on from there.',
+                )
+            )
             optimizer.register_step_post_hook(lambda *_: setattr(self, 'partial_step', ''))
         fp32_gradients(model)
 
@@ -260,40 +367,72 @@ class GradAccumStep:
     def step(self, micro_batches)->dict: # as `grad_accum_step` gives
         "One optimizer step; if it fails before the update, nothing has changed"
         if self.partial_step: raise UserError(self.partial_step)
-        try: out = grad_accum_step(self.model, micro_batches, self.optimizer, self.max_grad_norm, self.precision, self.clip_by, self._set_rng_position, self.scaler)
-        except BaseException: self.optimizer.zero_grad(set_to_none=True); raise
+        try:
+            out = grad_accum_step(
+                self.model,
+                micro_batches,
+                self.optimizer,
+                self.max_grad_norm,
+                self.precision,
+                self.clip_by,
+                self._set_rng_position,
+                self.scaler,
+            )
+        except BaseException:
+            self.optimizer.zero_grad(set_to_none=True)
+            raise
         self.skip()
         return out
 
     def skip(self):
         "Count a step that has left the weights as they are now"
         self.global_step += 1
-        for unit, params in params_by_unit(self.model).items() if self.on_update else (): self.on_update(unit, params)
+        for unit, params in params_by_unit(self.model).items() if self.on_update else ():
+            self.on_update(unit, params)
 
     @torch.no_grad()
     def evaluate(self, tokens, labels, seq_idx)->Tensor: # () nats, summed
         "The loss, no gradients, no noise"
         _check_labels(labels, self.model)
-        with _eval_mode(self.model), autocast(self.device, self.precision): return token_loss(self.model, self.model.hidden(tokens, seq_idx), labels)
+        with _eval_mode(self.model), autocast(self.device, self.precision):
+            return token_loss(self.model, self.model.hidden(tokens, seq_idx), labels)
 
 # %% ../../nbs/61_layer_major.ipynb #d103e9e5
 def _check_supported(model, optimizer, precision, block_inputs_on, weights_on, states_on):
     "Refuse what a layer-major step cannot do, before anything is placed"
     if precision not in ('fp32', 'bf16', 'bf16-weights'):
-        raise UserError(f'precision is {precision!r}: loss scaling must see all gradients before it lets one weight change, and a layer-major step never has them; use bf16.')
-    if block_inputs_on not in PLACEMENTS: raise UserError(f"block_inputs_on is {block_inputs_on!r}: give 'device', 'pinned' or 'pageable' ('auto' is resolved by elleci.planning.account).")
+        raise UserError(
+            f'precision is {precision!r}: loss scaling must see all gradients before it lets one weight '
+            'change, and a layer-major step never has them; use bf16.'
+        )
+    if block_inputs_on not in PLACEMENTS:
+        raise UserError(
+            f"block_inputs_on is {block_inputs_on!r}: give 'device', 'pinned' or 'pageable' ('auto' is "
+            "resolved by elleci.planning.account)."
+        )
     for what, where in (('weights_on', weights_on), ('states_on', states_on)):
         if where not in ('device', 'host'): raise UserError(f"{what} is {where!r}: give 'device' or 'host'.")
     needs = [k for k in ('max_grad_norm', 'grad_clip', 'clip_grad_norm') if optimizer.defaults.get(k)]
     if needs or isinstance(optimizer, torch.optim.LBFGS):
-        raise UserError(f"{type(optimizer).__name__} wants all gradients at once ({needs[0] if needs else 'a closure'}): a layer-major step has one layer's; take another optimizer.")
-    known, own = {id(p) for g in optimizer.param_groups for p in g['params']}, {id(p): n for n, p in model.named_parameters() if p.requires_grad}
-    if missing := [n for i, n in own.items() if i not in known]: raise UserError(f'The optimizer does not know {missing[0]}: make it for this model.')
+        raise UserError(
+            f"{type(optimizer).__name__} wants all gradients at once "
+            f"({needs[0] if needs else 'a closure'}): a layer-major step has one layer's; "
+            "take another optimizer."
+        )
+    known = {id(p) for g in optimizer.param_groups for p in g['params']}
+    own = {id(p): n for n, p in model.named_parameters() if p.requires_grad}
+    if missing := [n for i, n in own.items() if i not in known]:
+        raise UserError(f'The optimizer does not know {missing[0]}: make it for this model.')
 
 # %% ../../nbs/61_layer_major.ipynb #1bcd4400
 def _state_keys(optimizer, params):
     "Where the optimizer keeps tensors for these parameters: [(parameter, key)]; counters stay where they are"
-    return [(p, k) for p in params for k, t in optimizer.state.get(p, {}).items() if isinstance(t, Tensor) and t.ndim]
+    return [
+        (p, k)
+        for p in params
+        for k, t in optimizer.state.get(p, {}).items()
+        if isinstance(t, Tensor) and t.ndim
+    ]
 
 # %% ../../nbs/61_layer_major.ipynb #3e391523
 class LayerMajorStep:
@@ -312,14 +451,30 @@ class LayerMajorStep:
         on_update=None,  # called with (unit, its parameters) after each update, e.g. to average weights
     ):
         _check_supported(model, optimizer, precision, block_inputs_on, weights_on, states_on)
-        self.model, self.optimizer, self.max_grad_norm, self.precision, self.global_step, self.on_update = model, optimizer, max_grad_norm, precision, global_step, on_update
+        self.model = model
+        self.optimizer = optimizer
+        self.max_grad_norm = max_grad_norm
+        self.precision = precision
+        self.global_step = global_step
+        self.on_update = on_update
         self.device = device or model.embedding.weight.device
         self.units, self.params_by_unit = units(model), params_by_unit(model)
         self.tied_weights = [model.head.weight] if model.head.weight is model.embedding.weight else []
-        self.transfer_stream = TransferStream(self.device); self.activations = ActivationStore(block_inputs_on, self.device, self.transfer_stream); self.rng = StepRNG(model, seed)
-        self.host_memory = HostMemory('pageable' if self.device.type == 'cpu' else 'pinned', self.device) if 'host' in (weights_on, states_on) else None
+        self.transfer_stream = TransferStream(self.device)
+        self.activations = ActivationStore(block_inputs_on, self.device, self.transfer_stream)
+        self.rng = StepRNG(model, seed)
+        self.host_memory = (
+            HostMemory('pageable' if self.device.type == 'cpu' else 'pinned', self.device)
+            if 'host' in (weights_on, states_on)
+            else None
+        )
         self.state_keys = {}
-        self.host_weights, self.host_states, self.states_on, self.updated_units, self.partial_step, self.blocks_checked = {}, {}, states_on, [], '', False
+        self.host_weights = {}
+        self.host_states = {}
+        self.states_on = states_on
+        self.updated_units = []
+        self.partial_step = ''
+        self.blocks_checked = False
         self._place(weights_on)
         fp32_gradients(model)
 
@@ -327,8 +482,12 @@ class LayerMajorStep:
     def _place(self, weights_on):
         "Everything where it belongs: homes for what streams, the device for the rest"
         for name, params in self.params_by_unit.items():
-            if weights_on == 'host' and not (self.tied_weights and name == 'embedding'):                   # a tied matrix is wanted in two places
-                buffer = self.host_weights[name] = FlatBuffer([p.data for p in params], self.host_memory, 'weights', name)
+            if weights_on == 'host' and not (
+                self.tied_weights and name == 'embedding'
+            ):  # a tied matrix is wanted in two places
+                buffer = self.host_weights[name] = FlatBuffer(
+                    [p.data for p in params], self.host_memory, 'weights', name
+                )
                 for p, t in zip(params, buffer.views(buffer.host_buffer)): p.data = t
             else:
                 for p in params: p.data = p.data.to(self.device)
@@ -339,8 +498,18 @@ class LayerMajorStep:
         "States that were loaded since the last step get a place like all others"
         for name, params in self.params_by_unit.items():
             keys = _state_keys(self.optimizer, params)
-            now, home = [self.optimizer.state[p][k] for p, k in keys], self.host_states[name].views(self.host_states[name].host_buffer) if name in self.host_states else []
-            if self.states_on == 'host' and [t.data_ptr() for t in now] != [t.data_ptr() for t in home] or any(t.device.type != self.device.type for t in now) and self.states_on == 'device':
+            now = [self.optimizer.state[p][k] for p, k in keys]
+            home = (
+                self.host_states[name].views(self.host_states[name].host_buffer)
+                if name in self.host_states
+                else []
+            )
+            if (
+                self.states_on == 'host'
+                and [t.data_ptr() for t in now] != [t.data_ptr() for t in home]
+                or any(t.device.type != self.device.type for t in now)
+                and self.states_on == 'device'
+            ):
                 self._place_states(name, keys)
 
     def _place_states(self, name, keys):
@@ -349,7 +518,9 @@ class LayerMajorStep:
         if self.states_on == 'host':
             self.state_keys[name] = keys
             if name in self.host_states: self.host_memory.release(self.host_states[name].host_buffer)
-            buffer = self.host_states[name] = FlatBuffer([state[p][k] for p, k in keys], self.host_memory, 'optimizer', name)
+            buffer = self.host_states[name] = FlatBuffer(
+                [state[p][k] for p, k in keys], self.host_memory, 'optimizer', name
+            )
             for (p, k), t in zip(keys, buffer.views(buffer.host_buffer)): state[p][k] = t
         else:
             for p, k in keys: state[p][k] = state[p][k].to(self.device)
@@ -359,29 +530,44 @@ class LayerMajorStep:
         "A unit's weights on the device, for an update its states too; those of the `prefetch` unit begin to come"
         with layer_scope(name):
             try:
-                if name in self.host_weights: self._attach_weights(name, self.host_weights[name].to_device(self.transfer_stream))
-                if with_states and name in self.host_states: self._attach_states(name, self.host_states[name].to_device(self.transfer_stream))
-                for buffer in (self.host_weights.get(prefetch), self.host_states.get(prefetch) if with_states else None):
+                if name in self.host_weights:
+                    self._attach_weights(name, self.host_weights[name].to_device(self.transfer_stream))
+                if with_states and name in self.host_states:
+                    self._attach_states(name, self.host_states[name].to_device(self.transfer_stream))
+                for buffer in (
+                    self.host_weights.get(prefetch),
+                    self.host_states.get(prefetch) if with_states else None,
+                ):
                     if buffer: buffer.prefetch(self.transfer_stream)
                 yield
             except BaseException:
                 for buffer in (self.host_weights.get(prefetch), self.host_states.get(prefetch)):
-                    if buffer: buffer.release(self.transfer_stream, False)                                            # not wanted any more
+                    # not wanted any more
+                    if buffer: buffer.release(self.transfer_stream, False)
                 raise
             finally:
                 changed = name in self.updated_units
-                if name in self.host_weights: self._attach_weights(name, self.host_weights[name].release(self.transfer_stream, changed))
+                if name in self.host_weights:
+                    self._attach_weights(name, self.host_weights[name].release(self.transfer_stream, changed))
                 if with_states and self.states_on == 'host': self._offload_states(name, changed)
 
     def _offload_states(self, name, changed):
         "A unit's states go home; where an optimizer has made others, those do"
         buffer, keys = self.host_states.get(name), _state_keys(self.optimizer, self.params_by_unit[name])
         now = [self.optimizer.state[p][k] for p, k in keys]
-        if buffer is None or [(id(p), k) for p, k in keys] != [(id(p), k) for p, k in self.state_keys[name]] or buffer.layout != [(t.shape, t.dtype) for t in now]:
+        if (
+            buffer is None
+            or [(id(p), k) for p, k in keys] != [(id(p), k) for p, k in self.state_keys[name]]
+            or buffer.layout != [(t.shape, t.dtype) for t in now]
+        ):
             if buffer: buffer.release(self.transfer_stream, False)
             if changed and keys: self._place_states(name, keys)
             return
-        for view, t in zip(buffer.views(buffer.device_buffer), now) if changed and buffer.device_buffer is not None else ():
+        for view, t in (
+            zip(buffer.views(buffer.device_buffer), now)
+            if changed and buffer.device_buffer is not None
+            else ()
+        ):
             if view.data_ptr() != t.data_ptr(): view.copy_(t)
         self._attach_states(name, buffer.release(self.transfer_stream, changed))
 
@@ -404,24 +590,38 @@ class LayerMajorStep:
             self._embedding(micro_batches, n_labels)
         except BaseException:
             self.optimizer.zero_grad(set_to_none=True)
-            if self.updated_units: self.partial_step = (f'Step {self.global_step + 1} was applied to {", ".join(self.updated_units[:3])}{" …" if len(self.updated_units) > 3 else ""} '
-                                          f'and to nothing below: load the last checkpoint, of step {self.global_step} or before, and go on from there.')
+            if self.updated_units:
+                self.partial_step = (
+                    f'Step {self.global_step + 1} was applied to '
+                    f'{", ".join(self.updated_units[:3])}{" …" if len(self.updated_units) > 3 else ""} '
+                    f'and to nothing below: load the last checkpoint, of step {self.global_step} or before, '
+                    'and go on from there.'
+                )
             raise
-        finally: self.activations.clear(); self.transfer_stream.synchronize()
+        finally:
+            self.activations.clear()
+            self.transfer_stream.synchronize()
         self.global_step, self.updated_units = self.global_step + 1, []
-        return _step_result(loss, n_labels, torch.linalg.vector_norm(torch.stack(self.grad_norms)), self.aux_losses)
+        return _step_result(
+            loss, n_labels, torch.linalg.vector_norm(torch.stack(self.grad_norms)), self.aux_losses
+        )
 
     def skip(self):
         "Count a step that changes nothing"
         self.global_step += 1
-        for unit, params in self.params_by_unit.items() if self.on_update else (): self.on_update(unit, params)
+        for unit, params in self.params_by_unit.items() if self.on_update else ():
+            self.on_update(unit, params)
 
     @torch.no_grad()
     def _forward(self, micro_batches):
         "Every unit up to the last block, without a graph; each one's output goes to the stash"
         names = list(self.units)
         for i, name in enumerate(names[:-1]):
-            with self._materialize(name, names[i + 1]), cache_ternary_weights(*self.units[name]), autocast(self.device, self.precision):
+            with (
+                self._materialize(name, names[i + 1]),
+                cache_ternary_weights(*self.units[name]),
+                autocast(self.device, self.precision),
+            ):
                 for m in range(len(micro_batches)): self._forward_micro_batch(i, name, m, micro_batches)
         self.blocks_checked = True
 
@@ -444,14 +644,23 @@ class LayerMajorStep:
                 losses.append(self._head_loss_backward(h := h.detach().requires_grad_(), labels, n_labels))
                 with layer_scope('head', 'activations'): self.activations.put((last, m), h.grad)
             loss = torch.stack(losses).sum()
-            if not torch.isfinite(loss): raise FloatingPointError(f'The loss of step {self.global_step + 1} is not finite: no weight was changed; look at this batch, or resume from the last checkpoint with a lower learning rate.')
+            if not torch.isfinite(loss):
+                raise FloatingPointError(
+                    f'The loss of step {self.global_step + 1} is not finite: no weight was changed; '
+                    'look at this batch, or resume from the last checkpoint with a lower learning rate.'
+                )
             self._update('head')
         return loss
 
     def _head_loss_backward(self, h, labels, n_labels):
         "The loss of a micro-batch; the head's gradients and that of `h` are added to theirs"
-        with autocast(self.device, self.precision), collect_aux_losses() as aux_losses: loss = token_loss(self.model, h, labels)/n_labels
-        if aux_losses: raise UserError('The norm or the head adds to the loss: only what blocks add is weighted and reported; put it into a block.')
+        with autocast(self.device, self.precision), collect_aux_losses() as aux_losses:
+            loss = token_loss(self.model, h, labels)/n_labels
+        if aux_losses:
+            raise UserError(
+                'The norm or the head adds to the loss: only what blocks add is weighted and reported; '
+                'put it into a block.'
+            )
         loss.backward()
         return loss.detach()
 
@@ -467,38 +676,55 @@ class LayerMajorStep:
             self._update(name)
 
     def _recompute_and_backward(self, i, name, m, micro_batches, n_labels):
-        next_key = lambda j: (j, m + 1) if m + 1 < len(micro_batches) else None
+        def next_key(j): return (j, m + 1) if m + 1 < len(micro_batches) else None
         x, dy = (self.activations.get((j, m), next_key(j)) for j in (i, i + 1))
         x, self.rng.position = x.detach().requires_grad_(), (self.global_step, m)
-        with autocast(self.device, self.precision), collect_aux_losses() as aux_losses: y = self.units[name][0](x, micro_batches[m][2])
+        with autocast(self.device, self.precision), collect_aux_losses() as aux_losses:
+            y = self.units[name][0](x, micro_batches[m][2])
         self._backward_from(y, dy, _weight_aux_losses(aux_losses, micro_batches[m][1], n_labels))
         return torch.zeros_like(x) if x.grad is None else x.grad
 
     def _backward_from(self, y, dy, aux_losses):
         "Back from an output, and from the auxiliary losses added on the way to it"
         self.aux_losses += [v.detach() for v in aux_losses]
-        roots = [(t, g) for t, g in ((y, dy), *((v, torch.ones_like(v)) for v in aux_losses)) if t.requires_grad]
+        roots = [
+            (t, g) for t, g in ((y, dy), *((v, torch.ones_like(v)) for v in aux_losses)) if t.requires_grad
+        ]
         if roots: torch.autograd.backward(*zip(*roots))
 
     def _embedding(self, micro_batches, n_labels):
         with self._materialize('embedding', None, True):
             for m, (tokens, labels, _) in enumerate(micro_batches):
                 self.rng.position = self.global_step, m
-                with autocast(self.device, self.precision), collect_aux_losses() as aux_losses: y = self.model.embedding(tokens)
-                self._backward_from(y, self.activations.get((0, m), (0, m + 1) if m + 1 < len(micro_batches) else None), _weight_aux_losses(aux_losses, labels, n_labels))
+                with autocast(self.device, self.precision), collect_aux_losses() as aux_losses:
+                    y = self.model.embedding(tokens)
+                self._backward_from(
+                    y,
+                    self.activations.get((0, m), (0, m + 1) if m + 1 < len(micro_batches) else None),
+                    _weight_aux_losses(aux_losses, labels, n_labels),
+                )
                 self.activations.drop((0, m))
             self._update('embedding')
 
     def _update(self, name):
         "Clip, update and free one unit's gradient; `FloatingPointError` before anything of it is changed"
         params = [p for p in self.params_by_unit[name] if p.grad is not None]
-        norm = nn.utils.get_total_norm([p.grad for p in params]).to(self.device)          # that of nothing is born on the CPU
+        # that of nothing is born on the CPU
+        norm = nn.utils.get_total_norm([p.grad for p in params]).to(self.device)
         if not torch.isfinite(norm):
             bad = _nonfinite_grads(self.model, params)
-            raise FloatingPointError(f'The gradient of {name} is not finite in step {self.global_step + 1}, first in {bad[0]}: neither it nor anything below it was changed'
-                                     + (f', {len(self.updated_units)} units above were; resume from the last checkpoint.' if self.updated_units else '; resume from the last checkpoint, or look at this batch.'))
+            raise FloatingPointError(
+                f'The gradient of {name} is not finite in step {self.global_step + 1}, first in {bad[0]}: '
+                'neither it nor anything below it was changed'
+                + (
+                    f', {len(self.updated_units)} units above were; resume from the last checkpoint.'
+                    if self.updated_units
+                    else '; resume from the last checkpoint, or look at this batch.'
+                )
+            )
         nn.utils.clip_grads_with_norm_(params, self.max_grad_norm, norm)
-        waiting = [(p, p.grad) for p in self.tied_weights if name != 'embedding']                 # the tied matrix is updated once, after both its uses
+        # the tied matrix is updated once, after both its uses
+        waiting = [(p, p.grad) for p in self.tied_weights if name != 'embedding']
         for p, _ in waiting: p.grad = None
         self.updated_units.append(name)
         self.optimizer.step()
@@ -513,7 +739,11 @@ class LayerMajorStep:
         _check_labels(labels, self.model)
         x, names = None, list(self.units)
         for name, next_unit in zip(names, names[1:] + [None]):
-            with _eval_mode(self.model), self._materialize(name, next_unit), autocast(self.device, self.precision):
+            with (
+                _eval_mode(self.model),
+                self._materialize(name, next_unit),
+                autocast(self.device, self.precision),
+            ):
                 if name == 'embedding': x = self.model.embedding(tokens)
                 elif name != 'head': x = self.units[name][0](x, seq_idx)
                 else: total = token_loss(self.model, x, labels)
@@ -543,6 +773,21 @@ def make_engine(
 ): # `GradAccumStep` or `LayerMajorStep`
     "The engine that a configuration asks for"
     for m in model.modules():
-        if isinstance(m, BitLinear): m.int8_backward = train.int8_backward                # before the engine looks who draws
-    if train.engine == 'grad_accum': return GradAccumStep(model, optimizer, train.max_grad_norm, train.clip_by, train.precision, train.seed, global_step)
-    return LayerMajorStep(model, optimizer, train.max_grad_norm, train.precision, train.block_inputs_on, train.weights_on, train.states_on, train.seed, global_step, device)
+        # before the engine looks who draws
+        if isinstance(m, BitLinear): m.int8_backward = train.int8_backward
+    if train.engine == 'grad_accum':
+        return GradAccumStep(
+            model, optimizer, train.max_grad_norm, train.clip_by, train.precision, train.seed, global_step
+        )
+    return LayerMajorStep(
+        model,
+        optimizer,
+        train.max_grad_norm,
+        train.precision,
+        train.block_inputs_on,
+        train.weights_on,
+        train.states_on,
+        train.seed,
+        global_step,
+        device,
+    )

@@ -24,9 +24,15 @@ class HostMemory:
         placement:str, # 'pinned' or 'pageable'
         device:torch.device, # that the copies come from and go to
     ):
-        self.placement, self.device, self.registered = placement, device, []                # first of all: `__del__` asks for them
-        if placement == 'pinned' and device.type == 'cpu': raise UserError("There is no GPU to pin memory for: place things on the 'device', or in 'pageable' memory to rehearse it.")
-        if placement not in PLACEMENTS[1:]: raise UserError(f"Host memory is {placement!r}: give 'pinned' or 'pageable'.")
+        # first of all: `__del__` asks for them
+        self.placement, self.device, self.registered = placement, device, []
+        if placement == 'pinned' and device.type == 'cpu':
+            raise UserError(
+                "There is no GPU to pin memory for: place things on the 'device', "
+                "or in 'pageable' memory to rehearse it."
+            )
+        if placement not in PLACEMENTS[1:]:
+            raise UserError(f"Host memory is {placement!r}: give 'pinned' or 'pageable'.")
 
     def empty(self,
         shape:tuple,
@@ -34,19 +40,30 @@ class HostMemory:
         category:str, # of the account: 'weights', 'optimizer' or 'activations'
     )->Tensor: # uninitialised, on the CPU (on meta for meta)
         "A new piece"
-        if self.placement == 'pinned' and self.device.type == 'cuda' and math.prod(shape): return self._pin(self._page_aligned(shape, dtype))
-        with host_scope(category): return torch.empty(shape, dtype=dtype, device='meta' if self.device.type == 'meta' else 'cpu')
+        if self.placement == 'pinned' and self.device.type == 'cuda' and math.prod(shape):
+            return self._pin(self._page_aligned(shape, dtype))
+        with host_scope(category):
+            return torch.empty(shape, dtype=dtype, device='meta' if self.device.type == 'meta' else 'cpu')
 
     def _page_aligned(self, shape, dtype):
         "Memory on pages of its own, since pages are what is pinned"
-        return torch.frombuffer(mmap.mmap(-1, math.prod(shape)*dtype.itemsize), dtype=torch.uint8).view(dtype).view(shape)
+        return (
+            torch.frombuffer(mmap.mmap(-1, math.prod(shape) * dtype.itemsize), dtype=torch.uint8)
+            .view(dtype)
+            .view(shape)
+        )
 
     def _pin(self, t):
-        if int(torch.cuda.cudart().cudaHostRegister(t.data_ptr(), t.nbytes, 0)) == 0: self.registered.append(t)
+        if int(torch.cuda.cudart().cudaHostRegister(t.data_ptr(), t.nbytes, 0)) == 0:
+            self.registered.append(t)
         else:
             self.placement = 'pageable'
-            with contextlib.suppress(RuntimeError): torch.ones(1, device=self.device)              # takes the driver's refusal, which would end the next kernel
-            warnings.warn(f'This system does not pin {t.nbytes} bytes more: host memory stays pageable, and copies slower.')
+            # takes the driver's refusal, which would end the next kernel
+            with contextlib.suppress(RuntimeError): torch.ones(1, device=self.device)
+            warnings.warn(
+                f'This system does not pin {t.nbytes} bytes more: host memory stays pageable, '
+                'and copies slower.'
+            )
         return t
 
     def release(self,
@@ -54,7 +71,10 @@ class HostMemory:
     ):
         "Give a piece back before the others"
         for i, p in enumerate(self.registered):
-            if p is t: torch.cuda.cudart().cudaHostUnregister(t.data_ptr()); del self.registered[i]; return
+            if p is t:
+                torch.cuda.cudart().cudaHostUnregister(t.data_ptr())
+                del self.registered[i]
+                return
 
     def __del__(self):
         for t in self.registered: torch.cuda.cudart().cudaHostUnregister(t.data_ptr())
@@ -75,7 +95,8 @@ def tune_malloc(
     if not _MALLOC['allowed']: return False
     try: libc = ctypes.CDLL(None)
     except (OSError, TypeError): return False                          # a system that links otherwise
-    if hasattr(libc, 'gnu_get_libc_version') and libc.mallopt(-3, threshold) == 1: _MALLOC['tuned'] = True     # M_MMAP_THRESHOLD
+    # M_MMAP_THRESHOLD
+    if hasattr(libc, 'gnu_get_libc_version') and libc.mallopt(-3, threshold) == 1: _MALLOC['tuned'] = True
     return malloc_tuned()
 
 # %% ../../nbs/59_offload.ipynb #e7cd71fd
@@ -88,12 +109,19 @@ class TransferStream:
     "Copies between a device and host memory, in order, on a stream of their own"
     def __init__(self,
         device:torch.device, # without CUDA the copies simply happen
-    ): self.stream, self.device, self.in_flight = torch.cuda.Stream(device) if device.type == 'cuda' else None, device, deque()
+    ):
+        self.stream = torch.cuda.Stream(device) if device.type == 'cuda' else None
+        self.device = device
+        self.in_flight = deque()
 
     def _copy(self, to, source):
-        if self.stream is None: to.copy_(source); return None
+        if self.stream is None:
+            to.copy_(source)
+            return None
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self.stream): to.copy_(source, non_blocking=True); return self.stream.record_event()
+        with torch.cuda.stream(self.stream):
+            to.copy_(source, non_blocking=True)
+            return self.stream.record_event()
 
     def to_host(self,
         t:Tensor,    # on the device
@@ -101,7 +129,9 @@ class TransferStream:
     ):
         "slot ← t, later; t lives until it is there"
         self.in_flight.append((t, self._copy(host_slot, t)))
-        if len(self.in_flight) > 1: t, event = self.in_flight.popleft(); self._wait_event(event)
+        if len(self.in_flight) > 1:
+            t, event = self.in_flight.popleft()
+            self._wait_event(event)
 
     def prefetch(self,
         host_slot:Tensor, # in host memory
@@ -133,7 +163,8 @@ class ActivationStore:
         device:torch.device,
         transfer_stream:TransferStream, # for the copies
     ):
-        self.memory, self.transfer_stream = None if placement == 'device' else HostMemory(placement, device), transfer_stream
+        self.memory = None if placement == 'device' else HostMemory(placement, device)
+        self.transfer_stream = transfer_stream
         self.on_device, self.host_slots, self.prefetched = {}, {}, {}
 
     def put(self,
@@ -141,10 +172,14 @@ class ActivationStore:
         t:Tensor, # on the device
     ):
         "Keep t; what was there under this key is gone"
-        if self.memory is None: self.on_device[key] = t; return
+        if self.memory is None:
+            self.on_device[key] = t
+            return
         slot = self.host_slots.get(key)
         if slot is None or slot.shape != t.shape or slot.dtype != t.dtype:
-            if slot is not None: self.transfer_stream.synchronize(); self.memory.release(slot)
+            if slot is not None:
+                self.transfer_stream.synchronize()
+                self.memory.release(slot)
             self.host_slots[key] = slot = self.memory.empty(t.shape, t.dtype, 'activations')
         self.transfer_stream.to_host(t, slot)
 
@@ -154,8 +189,11 @@ class ActivationStore:
     )->Tensor: # on the device
         "What was kept"
         if self.memory is None: return self.on_device[key]
-        t = self.transfer_stream.wait(self.prefetched.pop(key, None) or self.transfer_stream.prefetch(self.host_slots[key]))
-        if prefetch_key is not None: self.prefetched[prefetch_key] = self.transfer_stream.prefetch(self.host_slots[prefetch_key])
+        t = self.transfer_stream.wait(
+            self.prefetched.pop(key, None) or self.transfer_stream.prefetch(self.host_slots[key])
+        )
+        if prefetch_key is not None:
+            self.prefetched[prefetch_key] = self.transfer_stream.prefetch(self.host_slots[prefetch_key])
         return t
 
     def drop(self, key):
@@ -163,8 +201,10 @@ class ActivationStore:
         self.on_device.pop(key, None)
     def clear(self):
         "Forget all that was kept"
-        for transfer in self.prefetched.values(): self.transfer_stream.wait(transfer)          # nothing may still be written into what is freed
-        self.on_device.clear(); self.prefetched.clear()
+        # nothing may still be written into what is freed
+        for transfer in self.prefetched.values(): self.transfer_stream.wait(transfer)
+        self.on_device.clear()
+        self.prefetched.clear()
 
 # %% ../../nbs/59_offload.ipynb #b9adaea0
 class FlatBuffer:
@@ -175,28 +215,39 @@ class FlatBuffer:
         category:str, # 'weights' or 'optimizer'
         name:str,     # of the layer they belong to
     ):
-        self.layout, self.offsets, self.category, self.name = [(t.shape, t.dtype) for t in tensors], [], category, name
+        self.layout = [(t.shape, t.dtype) for t in tensors]
+        self.offsets = []
+        self.category = category
+        self.name = name
         size = 0
-        for t in tensors: self.offsets.append(size); size += -(-t.nbytes//256)*256
-        self.host_buffer, self.prefetched, self.device_buffer = memory.empty((size,), torch.uint8, category), None, None
+        for t in tensors:
+            self.offsets.append(size)
+            size += -(-t.nbytes//256)*256
+        self.host_buffer = memory.empty((size,), torch.uint8, category)
+        self.prefetched = None
+        self.device_buffer = None
         for view, t in zip(self.views(self.host_buffer), tensors): view.copy_(t)
 
     def views(self,
         buffer:Tensor, # (bytes,) uint8
     )->list: # of tensors
         "The tensors in a piece"
-        part = lambda offset, shape, dtype: buffer[offset:offset + shape.numel()*dtype.itemsize].view(dtype).view(shape)
+        def part(offset, shape, dtype):
+            return buffer[offset:offset + shape.numel()*dtype.itemsize].view(dtype).view(shape)
         return [part(o, *like) for o, like in zip(self.offsets, self.layout)]
 
     def prefetch(self, transfer_stream):
         "Begin to copy to the device, unless that is under way or done"
         if self.prefetched is None and self.device_buffer is None:
-            with layer_scope(self.name, self.category): self.prefetched = transfer_stream.prefetch(self.host_buffer)
+            with layer_scope(self.name, self.category):
+                self.prefetched = transfer_stream.prefetch(self.host_buffer)
 
     def to_device(self, transfer_stream)->list: # tensors on the device
         "The copy on the device"
         self.prefetch(transfer_stream)
-        if self.device_buffer is None: self.device_buffer, self.prefetched = transfer_stream.wait(self.prefetched), None
+        if self.device_buffer is None:
+            self.device_buffer = transfer_stream.wait(self.prefetched)
+            self.prefetched = None
         return self.views(self.device_buffer)
 
     def release(self,
@@ -205,6 +256,7 @@ class FlatBuffer:
     )->list: # tensors at home
         "Give up the copy on the device"
         if self.prefetched: transfer_stream.wait(self.prefetched)
-        if write_back and self.device_buffer is not None: transfer_stream.to_host(self.device_buffer, self.host_buffer)
+        if write_back and self.device_buffer is not None:
+            transfer_stream.to_host(self.device_buffer, self.host_buffer)
         self.device_buffer = self.prefetched = None
         return self.views(self.host_buffer)

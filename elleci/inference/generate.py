@@ -12,7 +12,17 @@ from pathlib import Path
 from typing import Annotated
 import torch
 from torch import Tensor
-from ..core import PositiveInt, Range, Seed, UserError, atomic_write, validate_ranges, fmt_bytes, pick_device, run_command
+from elleci.core import (
+    PositiveInt,
+    Range,
+    Seed,
+    UserError,
+    atomic_write,
+    validate_ranges,
+    fmt_bytes,
+    pick_device,
+    run_command,
+)
 from ..files import read_limited
 from ..config import config_to_json, read_config
 from ..layers.ffn import PackedLinear, pack_model, cache_ternary_weights
@@ -20,7 +30,16 @@ from ..model import Elleci
 from ..engine.layer_major import make_model
 from ..data.tokenizer import BOS, EOT, PAD, decode, encode_text, load_tokenizer, save_tokenizer
 from ..data.shards import tokenizer_fingerprint
-from ..training.checkpoint import MODEL_FILE, all_finite, checkpoints, load_weights, model_folder, latest_checkpoint, save_weights, safetensors_metadata
+from elleci.training.checkpoint import (
+    MODEL_FILE,
+    all_finite,
+    checkpoints,
+    load_weights,
+    model_folder,
+    latest_checkpoint,
+    save_weights,
+    safetensors_metadata,
+)
 
 # %% ../../nbs/75_generate.ipynb #1849df68
 def suppressed_ids(
@@ -44,7 +63,9 @@ def sample_token(
     logits = logits.detach().to('cpu', torch.float32, copy=True)
     logits[list(suppressed)] = -torch.inf
     if not logits.max().isfinite():                            # NaN is the maximum of whatever it is among
-        raise UserError('The model gives no finite logits: its weights are damaged; use an earlier checkpoint.')
+        raise UserError(
+            'The model gives no finite logits: its weights are damaged; use an earlier checkpoint.'
+        )
     if temperature < GREEDY_BELOW: return int(logits.argmax())
     best = logits.topk(min(top_k, len(logits)))
     probabilities = ((best.values - best.values[0])/temperature).softmax(-1)
@@ -58,13 +79,19 @@ Temperature = Annotated[float, Range(0., 1000.)]
 # %% ../../nbs/75_generate.ipynb #30f95001
 def _prompt_ids(tok, prompt, max_tokens):
     "BOS and the tokens of a prompt; `UserError` for what is no text, or too long a one"
-    if not isinstance(prompt, str): raise UserError(f'The prompt is of type {type(prompt).__name__}: give text (str).')
-    if len(prompt) > 8*MAX_LENGTH: raise UserError(f'The prompt has {len(prompt):,} characters: give at most {8*MAX_LENGTH:,}.')
+    if not isinstance(prompt, str):
+        raise UserError(f'The prompt is of type {type(prompt).__name__}: give text (str).')
+    if len(prompt) > 8*MAX_LENGTH:
+        raise UserError(f'The prompt has {len(prompt):,} characters: give at most {8*MAX_LENGTH:,}.')
     try: prompt.encode()
-    except UnicodeEncodeError: raise UserError('The prompt holds half of a surrogate pair: give ordinary characters.') from None
+    except UnicodeEncodeError:
+        raise UserError('The prompt holds half of a surrogate pair: give ordinary characters.') from None
     ids = [BOS] + encode_text(tok, prompt)
     if len(ids) + max_tokens <= MAX_LENGTH: return ids
-    raise UserError(f'The prompt has {len(ids):,} tokens and max_tokens is {max_tokens:,}: give at most {MAX_LENGTH:,} together.')
+    raise UserError(
+        f'The prompt has {len(ids):,} tokens and max_tokens is {max_tokens:,}: '
+        f'give at most {MAX_LENGTH:,} together.'
+    )
 
 # %% ../../nbs/75_generate.ipynb #d06ded35
 @contextlib.contextmanager
@@ -72,12 +99,17 @@ def _oom_as_user_error(n):
     "Memory that runs out for a text of n tokens becomes one sentence"
     try: yield
     except (RuntimeError, MemoryError) as e:
-        known = isinstance(e, (torch.OutOfMemoryError, MemoryError)) or any(s in str(e) for s in ('out of memory', "can't allocate memory"))
+        known = isinstance(e, (torch.OutOfMemoryError, MemoryError)) or any(
+            s in str(e) for s in ('out of memory', "can't allocate memory")
+        )
         if not known: raise
-        raise UserError(f'A text of {n:,} tokens does not fit into memory: give a shorter prompt, or fewer max_tokens.') from None
+        raise UserError(
+            f'A text of {n:,} tokens does not fit into memory: give a shorter prompt, or fewer max_tokens.'
+        ) from None
 
 # %% ../../nbs/75_generate.ipynb #2a962fad
-PREFILL_FIRST, PREFILL_NEXT = 2048, 256   # tokens of a prompt that are read at once: without a past, and with one
+# tokens of a prompt that are read at once: without a past, and with one
+PREFILL_FIRST, PREFILL_NEXT = 2048, 256
 
 # %% ../../nbs/75_generate.ipynb #6e1bd6e8
 def _prefill(
@@ -88,7 +120,8 @@ def _prefill(
     "Read a prompt into the caches"
     ids = torch.tensor([ids], device=model.embedding.weight.device)
     logits = model(ids[:, :PREFILL_FIRST], cache=cache)
-    for piece in ids[:, PREFILL_FIRST:].split(PREFILL_NEXT, 1) if ids.shape[1] > PREFILL_FIRST else (): logits = model(piece, cache=cache)
+    for piece in ids[:, PREFILL_FIRST:].split(PREFILL_NEXT, 1) if ids.shape[1] > PREFILL_FIRST else ():
+        logits = model(piece, cache=cache)
     return logits[0, -1]
 
 # %% ../../nbs/75_generate.ipynb #da10f216
@@ -105,7 +138,9 @@ def generate(
 )->str: # the prompt and its continuation
     "Continue a text, one token at a time through the caches"
     ids = _prompt_ids(tok, prompt, max_tokens)
-    device, generator, suppressed = model.embedding.weight.device, torch.Generator().manual_seed(seed), suppressed_ids(tok)
+    device = model.embedding.weight.device
+    generator = torch.Generator().manual_seed(seed)
+    suppressed = suppressed_ids(tok)
     with _oom_as_user_error(len(ids) + max_tokens), cache_ternary_weights(model):
         cache = model.new_cache(1, len(ids) + max_tokens)
         logits = _prefill(model, ids, cache)
@@ -121,16 +156,27 @@ def _find_weights(run):
     "The folder of a run's weights, and the metadata stored with them; `UserError` where there are none, or two kinds of them"
     if not (run/MODEL_FILE).exists():
         point = latest_checkpoint(run)
-        return (point.folder, safetensors_metadata(point.folder/MODEL_FILE) | point.metadata) if point else (model_folder(run), {})
+        return (
+            (point.folder, safetensors_metadata(point.folder / MODEL_FILE) | point.metadata)
+            if point
+            else (model_folder(run), {})
+        )
     if not checkpoints(run): return run, safetensors_metadata(run/MODEL_FILE)
-    raise UserError(f'{run} holds {MODEL_FILE} beside its checkpoints, and only one of them can be meant: move {run/MODEL_FILE} to a folder of its own.')
+    raise UserError(
+        f'{run} holds {MODEL_FILE} beside its checkpoints, and only one of them can be meant: '
+        f'move {run / MODEL_FILE} to a folder of its own.'
+    )
 
 # %% ../../nbs/75_generate.ipynb #8359d10e
 def _check_tokenizer_matches(path, tok, metadata):
     "Raise `UserError` unless the tokenizer read from `path` is the one that `metadata` names, if it names any"
-    as_written = hashlib.sha256(read_limited(path)).hexdigest()[:16]      # a later `tokenizers` may write the same one differently
+    # a later `tokenizers` may write the same one differently
+    as_written = hashlib.sha256(read_limited(path)).hexdigest()[:16]
     if metadata.get('tokenizer') in (None, tokenizer_fingerprint(tok), as_written): return
-    raise UserError(f'{path} is not the tokenizer that these weights were trained with: restore it from a copy of the run.')
+    raise UserError(
+        f'{path} is not the tokenizer that these weights were trained with: '
+        'restore it from a copy of the run.'
+    )
 
 # %% ../../nbs/75_generate.ipynb #3e091c36
 def load_run(
@@ -139,7 +185,8 @@ def load_run(
 ): # config, tokenizer, model
     "Everything needed to use a trained model; raises `UserError` for a folder that is not a run, or whose parts do not match"
     run = Path(run)
-    if not (run/'config.json').exists(): raise UserError(f'There is no run in {run}: train one with `elleci_train --out {run}`.')
+    if not (run/'config.json').exists():
+        raise UserError(f'There is no run in {run}: train one with `elleci_train --out {run}`.')
     config = read_config(run)
     tok = load_tokenizer(run/'tokenizer.json', config.model.vocab_size)
     folder, metadata = _find_weights(run)
@@ -148,12 +195,20 @@ def load_run(
     if packed: model = pack_model(make_model(config.model, config.train, 'meta')).to_empty(device=device)
     else: model = make_model(config.model, config.train).to(device)
     load_weights(folder, model)
-    if packed and any((m.packed & m.packed >> 1 & 0x55).any() or not m.scale.isfinite() for m in model.modules() if isinstance(m, PackedLinear)):
-        raise UserError(f'{folder/MODEL_FILE} holds weights that are none of −1, 0, +1: restore it from a copy, or pack the run again.')
+    if packed and any(
+        (m.packed & m.packed >> 1 & 0x55).any() or not m.scale.isfinite()
+        for m in model.modules()
+        if isinstance(m, PackedLinear)
+    ):
+        raise UserError(
+            f'{folder / MODEL_FILE} holds weights that are none of −1, 0, +1: restore it from a copy, '
+            'or pack the run again.'
+        )
     return config, tok, model
 
 # %% ../../nbs/75_generate.ipynb #81fb860e
-RUN_FILES = 'checkpoints', 'metrics.jsonl', 'memory.json', 'tokens', 'control', 'average', 'batches'   # what a packed model has none of
+# what a packed model has none of
+RUN_FILES = 'checkpoints', 'metrics.jsonl', 'memory.json', 'tokens', 'control', 'average', 'batches'
 
 # %% ../../nbs/75_generate.ipynb #4ff4fda7
 def _same_file(a, b):
@@ -166,25 +221,39 @@ def _check_out_folder(
     out_folder:Path,  # the folder to pack it into
 ):
     "Raise `UserError` if `out_folder` is, or lies in, the run's folder or another run's"
-    if os.path.lexists(out_folder) and not out_folder.is_dir(): raise UserError(f'{out_folder} is no folder: give another --out.')
+    if os.path.lexists(out_folder) and not out_folder.is_dir():
+        raise UserError(f'{out_folder} is no folder: give another --out.')
     real = Path(os.path.realpath(out_folder))
-    if (out_folder/MODEL_FILE).exists(): raise UserError(f'{out_folder} already holds a model: give another --out.')
+    if (out_folder/MODEL_FILE).exists():
+        raise UserError(f'{out_folder} already holds a model: give another --out.')
     if found := [name for name in RUN_FILES if os.path.lexists(out_folder/name)]:
-        raise UserError(f'{out_folder} is the folder of a run, as it holds {found[0]}: give --out a folder of its own.')
+        raise UserError(
+            f'{out_folder} is the folder of a run, as it holds {found[0]}: give --out a folder of its own.'
+        )
     for folder in (real, *real.parents):
-        if _same_file(folder, run): raise UserError(f'{out_folder} lies in the folder of the run itself: give --out a folder of its own.')
+        if _same_file(folder, run):
+            raise UserError(
+                f'{out_folder} lies in the folder of the run itself: give --out a folder of its own.'
+            )
         if (folder/'config.json').exists() and (checkpoints(folder) or (folder/'metrics.jsonl').exists()):
-            raise UserError(f'{out_folder} lies in the folder of another run, {folder}: give --out a folder of its own.')
+            raise UserError(
+                f'{out_folder} lies in the folder of another run, {folder}: give --out a folder of its own.'
+            )
 
 # %% ../../nbs/75_generate.ipynb #0c8509e0
 def _check_packable(run, out_folder, config, tok, model):
     "Raise `UserError` for a model that cannot be packed, or files in `out_folder` that another one has left"
-    if any(isinstance(m, PackedLinear) for m in model.modules()): raise UserError(f'{run} is packed already: use it as it is.')
-    if not config.model.ternary: raise UserError(f'The layers of {run} are not ternary: there is nothing to pack, use it as it is.')
+    if any(isinstance(m, PackedLinear) for m in model.modules()):
+        raise UserError(f'{run} is packed already: use it as it is.')
+    if not config.model.ternary:
+        raise UserError(f'The layers of {run} are not ternary: there is nothing to pack, use it as it is.')
     for name, own in (('config.json', config_to_json(config)), ('tokenizer.json', tok.to_str())):
-        if (out_folder/name).exists() and read_limited(out_folder/name) != own.encode(): raise UserError(f'{out_folder} belongs to another run: give another --out.')
+        if (out_folder/name).exists() and read_limited(out_folder/name) != own.encode():
+            raise UserError(f'{out_folder} belongs to another run: give another --out.')
     if not all_finite(model):
-        raise UserError(f'{run} has weights that are not finite: go back to a checkpoint before they were, and pack that.')
+        raise UserError(
+            f'{run} has weights that are not finite: go back to a checkpoint before they were, and pack that.'
+        )
 
 # %% ../../nbs/75_generate.ipynb #ad687e09
 @torch.no_grad()
@@ -206,7 +275,10 @@ def elleci_pack(
     save_tokenizer(tok, out_folder/'tokenizer.json')
     save_weights(out_folder, model, packed='2 bits', tokenizer=tokenizer_fingerprint(tok))
     size = (out_folder/MODEL_FILE).stat().st_size
-    print(f'{out_folder/MODEL_FILE}: {fmt_bytes(size)}, of which {fmt_bytes(numbers//4)} are ternary weights; before: {fmt_bytes(before)}')
+    print(
+        f'{out_folder / MODEL_FILE}: {fmt_bytes(size)}, of which {fmt_bytes(numbers // 4)} are ternary '
+        f'weights; before: {fmt_bytes(before)}'
+    )
     return size
 
 # %% ../../nbs/75_generate.ipynb #6b18a3d4

@@ -16,8 +16,25 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from ..core import UserError, effective_device_type, compute_dtype, full_precision, linear_dtype
 from .counter_rng import hash32, hash32_kernel, as_int32, weyl_sequence, weyl_sequence_kernel
-from .pointwise import EPS, as_rows, tensor_error, rms_norm_backward, rms_norm_backward_torch, rms_norm_torch, row_tile
-from .triton_compat import cdiv, register_flops, interpreted, jit, next_power_of_2, pick_backend, tl, triton
+from elleci.kernels.pointwise import (
+    EPS,
+    as_rows,
+    tensor_error,
+    rms_norm_backward,
+    rms_norm_backward_torch,
+    rms_norm_torch,
+    row_tile,
+)
+from elleci.kernels.triton_compat import (
+    cdiv,
+    register_flops,
+    interpreted,
+    jit,
+    next_power_of_2,
+    pick_backend,
+    tl,
+    triton,
+)
 from .ternary import MIN_SCALE, TIE_SCALE, absmean
 from ..memory.dryrun import declare_temporaries
 
@@ -40,25 +57,36 @@ def _quantize_torch(x, weight=None, rstd=None, eps=0.):
         if rstd is None: x, new = rms_norm_torch(x, weight, eps)
         else: x = (x.to(rstd.dtype)*rstd).mul_(weight).to(x.dtype)
     wide = x.to(compute_dtype(x))
-    scale = wide.abs().amax(-1, keepdim=True).clamp_min(MIN_SCALE)/127 if x.shape[1] else wide.new_full((len(x), 1), MIN_SCALE/127)
-    return (wide/(scale*TIE_SCALE[wide.dtype])).nan_to_num_(0).round_().clamp_(-127, 127).to(torch.int8), scale, new
+    scale = (
+        wide.abs().amax(-1, keepdim=True).clamp_min(MIN_SCALE) / 127
+        if x.shape[1]
+        else wide.new_full((len(x), 1), MIN_SCALE / 127)
+    )
+    return (
+        (wide / (scale * TIE_SCALE[wide.dtype])).nan_to_num_(0).round_().clamp_(-127, 127).to(torch.int8),
+        scale,
+        new,
+    )
 
 # %% ../../nbs/41_bitnet_triton.ipynb #0eeaf10a
 @jit
 def _absmax_scale_kernel(h, AXIS: tl.constexpr, MIN_SCALE: tl.constexpr=MIN_SCALE):
-    top = tl.max(tl.abs(h).to(tl.int32, bitcast=True), AXIS).to(tl.float32, bitcast=True)     # NaN > inf > any number, as bits
+    # NaN > inf > any number, as bits
+    top = tl.max(tl.abs(h).to(tl.int32, bitcast=True), AXIS).to(tl.float32, bitcast=True)
     return tl.div_rn(tl.where(top < MIN_SCALE, MIN_SCALE, top), 127.)
 
 @jit
 def _round_to_int8_kernel(v, TOP: tl.constexpr):
     v = tl.minimum(tl.maximum(tl.where(v == v, v, 0.), -TOP), TOP)
-    return ((v + 12582912.) - 12582912.).to(tl.int8)                                          # 1.5·2²³: to the nearest, ties to even
+    # 1.5·2²³: to the nearest, ties to even
+    return ((v + 12582912.) - 12582912.).to(tl.int8)
 
 # %% ../../nbs/41_bitnet_triton.ipynb #0cd8ca58
 @jit
 def quantize_kernel(x, weight, rstd, q, scale, stride_x_row, K, eps, TIE_SCALE: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr):
     "n = x, or weight·x·rstd in x's dtype (NORM 1: rstd computed and written, 2: given); scale = max|n|/127, q = round(n/(scale·TIE_SCALE))"
-    # Grid: R programs, each one row of K ≤ BLOCK channels, in fp32. Reads x once (2 or 4 B), writes q (1 B) and 4 or 8 B a row
+    # Grid: R programs, each one row of K ≤ BLOCK channels, in fp32. Reads x once (2 or 4 B), writes q (1 B)
+    # and 4 or 8 B a row
     # Oracle: quantize_activations, after rms_norm if NORM; q and scale bit for bit, given rstd
     row, c = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     ok = c < K
@@ -82,13 +110,29 @@ def quantize_rows(x:Tensor, weight:Optional[Tensor], rstd:Optional[Tensor], eps:
     q, scale = x.new_empty(R, K, dtype=torch.int8), x.new_empty(R, 1, dtype=torch.float32)
     new = x.new_empty((R, 1) if norm == 1 else (0,), dtype=torch.float32)
     with torch.cuda.device_of(x):
-        quantize_kernel[(R,)](x, weight, rstd if norm == 2 else new, q, scale, x.stride(0), K, eps, TIE_SCALE[torch.float32], norm, **row_tile(K, 16))
+        quantize_kernel[(R,)](
+            x,
+            weight,
+            rstd if norm == 2 else new,
+            q,
+            scale,
+            x.stride(0),
+            K,
+            eps,
+            TIE_SCALE[torch.float32],
+            norm,
+            **row_tile(K, 16),
+        )
     return q, scale, new
 
 @quantize_rows.register_fake
 def _(x, weight, rstd, eps):
     new = (len(x), 1) if weight is not None and rstd is None else (0,)
-    return x.new_empty(x.shape, dtype=torch.int8), x.new_empty(len(x), 1, dtype=torch.float32), x.new_empty(new, dtype=torch.float32)
+    return (
+        x.new_empty(x.shape, dtype=torch.int8),
+        x.new_empty(len(x), 1, dtype=torch.float32),
+        x.new_empty(new, dtype=torch.float32),
+    )
 
 # %% ../../nbs/41_bitnet_triton.ipynb #09b3533e
 MAX_ROW_LENGTH = 2**15   # channels of a row that one program holds
@@ -99,7 +143,8 @@ def _pick_backend(backend, x, *widths):
     return backend if x.numel() and max(widths, default=1) <= MAX_ROW_LENGTH else 'torch'
 
 # %% ../../nbs/41_bitnet_triton.ipynb #cdfc98a3
-def _quantize(x, weight, rstd, eps, backend): return (quantize_rows if backend == 'triton' else _quantize_torch)(x, weight, rstd, eps)
+def _quantize(x, weight, rstd, eps, backend):
+    return (quantize_rows if backend == 'triton' else _quantize_torch)(x, weight, rstd, eps)
 
 # %% ../../nbs/41_bitnet_triton.ipynb #a209a8fe
 @torch.no_grad()
@@ -116,7 +161,8 @@ def quantize(
 def _check_floats(**tensors):
     "`UserError` for what cannot be rounded"
     for name, t in tensors.items():
-        if not t.is_floating_point() or not t.ndim: raise UserError(f'{name} is {str(t.dtype)[6:]} of shape {tuple(t.shape)}: give floats (…, K).')
+        if not t.is_floating_point() or not t.ndim:
+            raise UserError(f'{name} is {str(t.dtype)[6:]} of shape {tuple(t.shape)}: give floats (…, K).')
 
 # %% ../../nbs/41_bitnet_triton.ipynb #15357511
 @torch.no_grad()
@@ -128,7 +174,10 @@ def rms_norm_quantize(
 )->tuple: # int8 (…, K); scales (…, 1) and rstd (…, 1), fp32 (float64 for float64)
     "`quantize(rms_norm(x, weight, eps))`, the normalised values neither written nor read"
     _check_floats(x=x, weight=weight)
-    if weight.shape != x.shape[-1:]: raise UserError(f'weight has shape {tuple(weight.shape)}: give ({x.shape[-1]},), one number per channel of x.')
+    if weight.shape != x.shape[-1:]:
+        raise UserError(
+            f'weight has shape {tuple(weight.shape)}: give ({x.shape[-1]},), one number per channel of x.'
+        )
     found = _quantize(as_rows(x), weight.contiguous(), None, eps, _pick_backend(backend, x, x.shape[-1]))
     return found[0].view(x.shape), *(t.view(*x.shape[:-1], 1) for t in found[1:])
 
@@ -137,7 +186,8 @@ WEIGHTS_AT_A_TIME = 2**22   # weights that the torch twin widens at a time
 
 def _ternarize_torch(w, scale):
     "Torch twin of `ternarize_rows`"
-    q, rows = torch.empty_like(w, dtype=torch.int8, memory_format=torch.contiguous_format), max(1, WEIGHTS_AT_A_TIME//max(1, w.shape[1]))
+    q = torch.empty_like(w, dtype=torch.int8, memory_format=torch.contiguous_format)
+    rows = max(1, WEIGHTS_AT_A_TIME//max(1, w.shape[1]))
     for i in range(0, len(w), rows):
         q[i:i + rows] = (w[i:i + rows].to(scale.dtype)/scale).nan_to_num_(0).round_().clamp_(-1, 1)
     return q
@@ -146,7 +196,8 @@ def _ternarize_torch(w, scale):
 @jit
 def ternarize_kernel(w, scale, q, n, BLOCK: tl.constexpr):
     "q = round(w/scale), at most 1 in magnitude"
-    # Grid: n/BLOCK programs. In fp32. Reads w once (4 or 2 B), writes q once (1 B). Oracle: ternarize, bit for bit
+    # Grid: n/BLOCK programs. In fp32. Reads w once (4 or 2 B), writes q once (1 B). Oracle: ternarize, bit
+    # for bit
     at = tl.program_id(0).to(tl.int64)*BLOCK + tl.arange(0, BLOCK)
     v = tl.div_rn(tl.load(w + at, mask=at < n, other=0.).to(tl.float32), tl.load(scale))
     tl.store(q + at, _round_to_int8_kernel(v, 1.), mask=at < n)
@@ -163,7 +214,8 @@ def ternarize_rows(w:Tensor, scale:Tensor)->Tensor:
 def _(w, scale): return torch.empty_like(w, dtype=torch.int8)
 
 # %% ../../nbs/41_bitnet_triton.ipynb #13dc4346
-def _ternarize(w, scale, backend): return ternarize_rows(w.contiguous(), scale) if backend == 'triton' else _ternarize_torch(w, scale)
+def _ternarize(w, scale, backend):
+    return ternarize_rows(w.contiguous(), scale) if backend == 'triton' else _ternarize_torch(w, scale)
 
 # %% ../../nbs/41_bitnet_triton.ipynb #a6db6b02
 @torch.no_grad()
@@ -178,7 +230,8 @@ def ternarize_int8(
 
 # %% ../../nbs/41_bitnet_triton.ipynb #2eda5afb
 def _check_matrix(w):
-    if w.ndim != 2 or not w.is_floating_point(): raise UserError(f'w is {str(w.dtype)[6:]} of shape {tuple(w.shape)}: give floats (d_out, K).')
+    if w.ndim != 2 or not w.is_floating_point():
+        raise UserError(f'w is {str(w.dtype)[6:]} of shape {tuple(w.shape)}: give floats (d_out, K).')
 
 # %% ../../nbs/41_bitnet_triton.ipynb #6a31c3d1
 @jit
@@ -194,28 +247,39 @@ def _grouped_tile_kernel(rows, cols):
 def int8_matmul_kernel(x, sx, w, sw, y, M, N, K, stride_xm, stride_xk, stride_wn, stride_wk, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
                        EVEN_K: tl.constexpr):
     "y = (x @ w.T)·(sx·sw)"
-    # Grid: M/BM × N/BN programs, in groups of 8 rows of tiles. Accumulator: BM × BN int32, exact while 127·127·K < 2³¹
-    # Reads x N/BN times and w M/BM times (mostly from L2), 1 B a number; writes y once. Oracle: naive_product, bit for bit while 127·K < 2²⁴
+    # Grid: M/BM × N/BN programs, in groups of 8 rows of tiles. Accumulator: BM × BN int32, exact while
+    # 127·127·K < 2³¹
+    # Reads x N/BN times and w M/BM times (mostly from L2), 1 B a number; writes y once. Oracle:
+    # naive_product, bit for bit while 127·K < 2²⁴
     row, col = _grouped_tile_kernel(tl.cdiv(M, BM), tl.cdiv(N, BN))
     m, n = row*BM + tl.arange(0, BM), col*BN + tl.arange(0, BN)
     k = tl.arange(0, BK).to(tl.int64)
-    a = x + tl.minimum(m, M - 1)[:, None]*stride_xm + k[None, :]*stride_xk                              # rows beyond the last: the last, and not stored
+    # rows beyond the last: the last, and not stored
+    a = x + tl.minimum(m, M - 1)[:, None]*stride_xm + k[None, :]*stride_xk
     b = w + tl.minimum(n, N - 1)[None, :]*stride_wn + k[:, None]*stride_wk
     acc = tl.zeros((BM, BN), tl.int32)
     for start in range(0, K, BK):
         if EVEN_K: acc = tl.dot(tl.load(a), tl.load(b), acc, out_dtype=tl.int32)
         else:
             inside = k < K - start
-            acc = tl.dot(tl.load(a, inside[None, :], 0), tl.load(b, inside[:, None], 0), acc, out_dtype=tl.int32)
+            acc = tl.dot(
+                tl.load(a, inside[None, :], 0), tl.load(b, inside[:, None], 0), acc, out_dtype=tl.int32
+            )
         a += BK*stride_xk
         b += BK*stride_wk
     scale = tl.load(sx + m, m < M, 0.)*tl.load(sw)
-    tl.store(y + m[:, None]*N + n[None, :], (acc.to(tl.float32)*scale[:, None]).to(y.dtype.element_ty), (m < M)[:, None] & (n < N)[None, :])
+    tl.store(
+        y + m[:, None] * N + n[None, :],
+        (acc.to(tl.float32) * scale[:, None]).to(y.dtype.element_ty),
+        (m < M)[:, None] & (n < N)[None, :],
+    )
 
 # %% ../../nbs/41_bitnet_triton.ipynb #4c46c037
 def _capability(x):
     "Compute capability that a kernel on `x` is compiled for, 90 for 9.0"
-    if x.is_cuda: major, minor = torch.cuda.get_device_capability(x.device); return 10*major + minor
+    if x.is_cuda:
+        major, minor = torch.cuda.get_device_capability(x.device)
+        return 10*major + minor
     return 80 if interpreted() or x.is_meta else triton.runtime.driver.active.get_current_target().arch
 
 # %% ../../nbs/41_bitnet_triton.ipynb #d3106b5f
@@ -258,7 +322,14 @@ def int8_matmul(
 )->Tensor: # (…, d_out)
     "(x_int @ w_int.T)·(sx·sw): summed in integers, scaled in fp32, rounded once"
     _check_product(x_int, sx, w_int, w_int.shape[-1], sw)
-    y = _scaled_matmul(x_int.reshape(-1, x_int.shape[-1]), sx.reshape(-1, 1).contiguous(), w_int, sw, dtype, _integer_backend(backend, x_int, sx))
+    y = _scaled_matmul(
+        x_int.reshape(-1, x_int.shape[-1]),
+        sx.reshape(-1, 1).contiguous(),
+        w_int,
+        sw,
+        dtype,
+        _integer_backend(backend, x_int, sx),
+    )
     return y.view(*x_int.shape[:-1], len(w_int))
 
 # %% ../../nbs/41_bitnet_triton.ipynb #8a36d734
@@ -269,18 +340,23 @@ def _integer_backend(backend, x_int, sx):
 # %% ../../nbs/41_bitnet_triton.ipynb #4f279b36
 def _check_product(x_int, sx, w, K, sw, kind=torch.int8):
     "`UserError` for operands that do not belong together"
-    if x_int.dtype != torch.int8 or not x_int.ndim: raise tensor_error('x_int', x_int, 'int8 (…, K), as `quantize` makes it')
-    if w.dtype != kind or w.ndim != 2 or w.device != x_int.device: raise tensor_error('the weight', w, f'{str(kind)[6:]} (d_out, …) on {x_int.device}')
+    if x_int.dtype != torch.int8 or not x_int.ndim:
+        raise tensor_error('x_int', x_int, 'int8 (…, K), as `quantize` makes it')
+    if w.dtype != kind or w.ndim != 2 or w.device != x_int.device:
+        raise tensor_error('the weight', w, f'{str(kind)[6:]} (d_out, …) on {x_int.device}')
     if K != x_int.shape[-1]: raise tensor_error('x_int', x_int, f'(…, {K}), as the weight has columns')
     kinds = (torch.float32, torch.float64)
-    if sx.shape != (*x_int.shape[:-1], 1) or sx.dtype not in kinds: raise tensor_error('sx', sx, f'fp32 {(*x_int.shape[:-1], 1)}, a scale per token')
-    if sw.ndim or sw.dtype != sx.dtype or sw.device != x_int.device: raise tensor_error('sw', sw, f'a scalar in {str(sx.dtype)[6:]} on {x_int.device}')
+    if sx.shape != (*x_int.shape[:-1], 1) or sx.dtype not in kinds:
+        raise tensor_error('sx', sx, f'fp32 {(*x_int.shape[:-1], 1)}, a scale per token')
+    if sw.ndim or sw.dtype != sx.dtype or sw.device != x_int.device:
+        raise tensor_error('sw', sw, f'a scalar in {str(sx.dtype)[6:]} on {x_int.device}')
 
 # %% ../../nbs/41_bitnet_triton.ipynb #446ab22e
 @jit
 def rescale_kernel(p, s, out, C, stride_s_row, BLOCK: tl.constexpr):
     "out = p·s in fp32, rounded once; s a scale per row (stride_s_row 1) or for all (stride_s_row 0)"
-    # Grid: R × C/BLOCK programs, columns fastest. Reads p once and writes out once, which may be p. Oracle: (p.float()*s).to(dtype)
+    # Grid: R × C/BLOCK programs, columns fastest. Reads p once and writes out once, which may be p. Oracle:
+    # (p.float()*s).to(dtype)
     blocks, pid = tl.cdiv(C, BLOCK), tl.program_id(0).to(tl.int64)
     row, c = pid//blocks, pid % blocks*BLOCK + tl.arange(0, BLOCK)
     v = tl.load(p + row*C + c, mask=c < C, other=0).to(tl.float32)*tl.load(s + row*stride_s_row)
@@ -289,13 +365,15 @@ def rescale_kernel(p, s, out, C, stride_s_row, BLOCK: tl.constexpr):
 # %% ../../nbs/41_bitnet_triton.ipynb #978c3001
 def _rescale_into(p, s, out):
     (R, C), tile = p.shape, row_tile(min(p.shape[1], 2048), 16)
-    with torch.cuda.device_of(p): rescale_kernel[(R*cdiv(C, tile['BLOCK']),)](p, s, out, C, int(s.ndim > 0), **tile)
+    with torch.cuda.device_of(p):
+        rescale_kernel[(R*cdiv(C, tile['BLOCK']),)](p, s, out, C, int(s.ndim > 0), **tile)
 
 # %% ../../nbs/41_bitnet_triton.ipynb #22db7716
 @torch.library.custom_op('elleci::rescale', mutates_args=())
 def rescale(p:Tensor, s:Tensor, dtype:torch.dtype)->Tensor:
     "The kernel on contiguous p (R, C), s (R, 1) or (): p·s in `dtype`"
-    out = p.new_empty(p.shape, dtype=dtype); _rescale_into(p, s, out)
+    out = p.new_empty(p.shape, dtype=dtype)
+    _rescale_into(p, s, out)
     return out
 
 @rescale.register_fake
@@ -315,7 +393,8 @@ def _rescale(p, s, dtype, backend):
     "p·s in `dtype`; overwrites p where it has that dtype"
     if backend != 'triton': return (p*s if not p.is_floating_point() else p.to(s.dtype)*s).to(dtype)
     if p.dtype != dtype: return rescale(p, s, dtype)
-    rescale_(p, s); return p
+    rescale_(p, s)
+    return p
 
 # %% ../../nbs/41_bitnet_triton.ipynb #46eb1219
 class _BitLinear(torch.autograd.Function):
@@ -324,11 +403,18 @@ class _BitLinear(torch.autograd.Function):
     def forward(ctx, x, w, norm, w_int, sw, eps, dtype, backward, seed, backend):
         q, sx, rstd = _quantize(x, norm, None, eps, backend)
         ctx.given, ctx.how = w_int is not None, (backward, seed, backend, w.dtype)
-        if not ctx.given: sw = absmean(w); w_int = _ternarize(w, sw, backend)
+        if not ctx.given:
+            sw = absmean(w)
+            w_int = _ternarize(w, sw, backend)
         y = _scaled_matmul(q, sx, w_int, sw, dtype, backend)
         keep_q = norm is None and ctx.needs_input_grad[1]
-        ctx.save_for_backward(*((None, None) if norm is None else (x, rstd)), norm, *((q, sx) if keep_q else (None, None)),
-                              w_int if ctx.given else w, sw)
+        ctx.save_for_backward(
+            *((None, None) if norm is None else (x, rstd)),
+            norm,
+            *((q, sx) if keep_q else (None, None)),
+            w_int if ctx.given else w,
+            sw,
+        )
         ctx.x_dtype = x.dtype
         return y
 
@@ -337,7 +423,9 @@ class _BitLinear(torch.autograd.Function):
     def backward(ctx, g):
         (x, rstd, norm, q, sx, w, sw), (backward, seed, backend, w_dtype) = ctx.saved_tensors, ctx.how
         grad_x = grad_w = grad_norm = None
-        by_w, by_x = (_weight_grad_int8, _input_grad_int8) if backward == 'int8' else (_weight_grad, _input_grad)
+        by_w, by_x = (
+            (_weight_grad_int8, _input_grad_int8) if backward == 'int8' else (_weight_grad, _input_grad)
+        )
         with full_precision(g):
             g = as_rows(g)
             if ctx.needs_input_grad[1]:
@@ -345,14 +433,20 @@ class _BitLinear(torch.autograd.Function):
                 grad_w = by_w(g, q, sx, w_dtype, seed, backend)
                 q = None
             if ctx.needs_input_grad[0] or ctx.needs_input_grad[2]:
-                grad_x = by_x(g, w if ctx.given else _ternarize(w, sw, backend), sw, ctx.x_dtype, seed, backend)
-                if norm is not None: grad_x, grad_norm = (rms_norm_backward if backend == 'triton' else rms_norm_backward_torch)(grad_x, x, norm, rstd)
+                grad_x = by_x(
+                    g, w if ctx.given else _ternarize(w, sw, backend), sw, ctx.x_dtype, seed, backend
+                )
+                if norm is not None:
+                    grad_x, grad_norm = (
+                        rms_norm_backward if backend == 'triton' else rms_norm_backward_torch
+                    )(grad_x, x, norm, rstd)
         return grad_x, grad_w, grad_norm, *[None]*7
 
 # %% ../../nbs/41_bitnet_triton.ipynb #107366e9
 def _weight_grad(g, q, sx, dtype, seed, backend): return (g.T @ _rescale(q, sx, g.dtype, backend)).to(dtype)
 
-def _input_grad(g, w_int, sw, dtype, seed, backend): return _rescale(g @ w_int.to(g.dtype), sw, dtype, backend)
+def _input_grad(g, w_int, sw, dtype, seed, backend):
+    return _rescale(g @ w_int.to(g.dtype), sw, dtype, backend)
 
 # %% ../../nbs/41_bitnet_triton.ipynb #76d7e80b
 def bit_linear(
@@ -371,35 +465,46 @@ def bit_linear(
     w_int, sw = ternary_weight or (None, None)
     backend = _pick_backend(backend, x, *w.shape[::-1] if backward == 'int8' else w.shape[1:])
     if norm_weight is not None: norm_weight = norm_weight.contiguous()
-    with full_precision(x): y = _BitLinear.apply(as_rows(x), w, norm_weight, w_int, sw, eps, dtype, backward, seed, backend)
+    with full_precision(x):
+        y = _BitLinear.apply(as_rows(x), w, norm_weight, w_int, sw, eps, dtype, backward, seed, backend)
     return y.view(*x.shape[:-1], len(w))
 
 # %% ../../nbs/41_bitnet_triton.ipynb #b9d6ec83
 def _check_layer(x, w, norm_weight, ternary_weight, backward, seed):
     "`UserError` for what the layer cannot be computed with"
-    _check_floats(x=x); _check_matrix(w)
-    if x.shape[-1] != w.shape[1] or x.device != w.device: raise tensor_error('x', x, f'(…, {w.shape[1]}) on {w.device}, as w has columns')
-    if (x.dtype == torch.float64) != (w.dtype == torch.float64): raise tensor_error('x', x, f'{str(w.dtype)[6:]}, as w: float64 stays among its own')
+    _check_floats(x=x)
+    _check_matrix(w)
+    if x.shape[-1] != w.shape[1] or x.device != w.device:
+        raise tensor_error('x', x, f'(…, {w.shape[1]}) on {w.device}, as w has columns')
+    if (x.dtype == torch.float64) != (w.dtype == torch.float64):
+        raise tensor_error('x', x, f'{str(w.dtype)[6:]}, as w: float64 stays among its own')
     if norm_weight is not None and (norm_weight.shape != x.shape[-1:] or norm_weight.device != x.device):
         raise tensor_error('norm_weight', norm_weight, f'floats ({x.shape[-1]},) on {x.device}')
     if ternary_weight is not None:
         (w_int, sw), wide = ternary_weight, compute_dtype(w)
         if w_int.dtype != torch.int8 or w_int.shape != w.shape or w_int.device != w.device:
-            raise tensor_error('ternary_weight[0]', w_int, f'int8 {tuple(w.shape)} on {w.device}, from `ternarize_int8(w)`')
-        if sw.ndim or sw.dtype != wide or sw.device != w.device: raise tensor_error('ternary_weight[1]', sw, f'a scalar in {str(wide)[6:]} on {w.device}')
+            raise tensor_error(
+                'ternary_weight[0]', w_int, f'int8 {tuple(w.shape)} on {w.device}, from `ternarize_int8(w)`'
+            )
+        if sw.ndim or sw.dtype != wide or sw.device != w.device:
+            raise tensor_error('ternary_weight[1]', sw, f'a scalar in {str(wide)[6:]} on {w.device}')
     if backward not in ('bf16', 'int8'): raise UserError(f"backward is {backward!r}: use 'bf16' or 'int8'.")
     if not 0 <= seed < 2**60: raise UserError(f'seed is {seed!r}: give a whole number from 0 to 2⁶⁰ − 1.')
 
 # %% ../../nbs/41_bitnet_triton.ipynb #a300e6d8
-def _kernel_key(seed): return 1 << 62 | seed << 1 | 1    # odd and beyond 2⁶²: for Triton always a number of the same kind, so that one kernel serves every seed
+# odd and beyond 2⁶²: for Triton always a number of the same kind, so that one kernel serves every seed
+def _kernel_key(seed): return 1 << 62 | seed << 1 | 1
 
 # %% ../../nbs/41_bitnet_triton.ipynb #684d2ffa
-SALT_INPUT_GRAD, SALT_WEIGHT_GRAD = 0x3C6EF372, 0x1B873593       # the two roundings of a gradient draw different bits
+# the two roundings of a gradient draw different bits
+SALT_INPUT_GRAD, SALT_WEIGHT_GRAD = 0x3C6EF372, 0x1B873593
 
 def _random_bits(first, rows, C, key, salt, device):
     "(rows, C) int32, a function of (key, salt, row, column)"
     row = torch.arange(first, first + rows, device=device).to(torch.int32)
-    row = hash32(hash32(hash32(row).bitwise_xor_(as_int32(key % 2**32 ^ salt))).bitwise_xor_(as_int32(key >> 32)))
+    row = hash32(
+        hash32(hash32(row).bitwise_xor_(as_int32(key % 2**32 ^ salt))).bitwise_xor_(as_int32(key >> 32))
+    )
     return hash32(row[:, None] + weyl_sequence(C, device))
 
 # %% ../../nbs/41_bitnet_triton.ipynb #2b976135
@@ -436,18 +541,23 @@ def _stochastic_round_kernel(h, scale, bits):
 def _round_rows_torch(g, key):
     "Torch twin of `round_rows_kernel`"
     (R, C), wide = g.shape, compute_dtype(g)
-    q, scale, rows = g.new_empty(R, C, dtype=torch.int8), g.new_empty(R, 1, dtype=wide), max(1, NUMBERS_AT_A_TIME//max(1, C))
+    q = g.new_empty(R, C, dtype=torch.int8)
+    scale = g.new_empty(R, 1, dtype=wide)
+    rows = max(1, NUMBERS_AT_A_TIME//max(1, C))
     for i in range(0, R, rows):
         h = g[i:i + rows].to(wide)
         scale[i:i + rows] = h.abs().amax(1, keepdim=True).clamp_min_(MIN_SCALE).div_(127)
-        q[i:i + rows] = _stochastic_round(h, scale[i:i + rows], _random_bits(i, len(h), C, key, SALT_INPUT_GRAD, g.device))
+        q[i : i + rows] = _stochastic_round(
+            h, scale[i : i + rows], _random_bits(i, len(h), C, key, SALT_INPUT_GRAD, g.device)
+        )
     return q, scale
 
 # %% ../../nbs/41_bitnet_triton.ipynb #9c5eb7c9
 @jit
 def round_rows_kernel(g, q, scale, stride_g_row, C, key, SALT: tl.constexpr, BLOCK: tl.constexpr):
     "scale = max|g|/127 of the row, q = g/scale rounded at random"
-    # Grid: R programs, each one row of C ≤ BLOCK channels, in fp32. Reads g once, writes q (1 B) and 4 B a row. Oracle: its twin, bit for bit
+    # Grid: R programs, each one row of C ≤ BLOCK channels, in fp32. Reads g once, writes q (1 B) and 4 B a
+    # row. Oracle: its twin, bit for bit
     row, c = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     h = tl.load(g + row*stride_g_row + c, mask=c < C, other=0.).to(tl.float32)
     s = _absmax_scale_kernel(h, 0)
@@ -462,40 +572,67 @@ def round_rows(g:Tensor, seed:int, triton:bool)->tuple[Tensor, Tensor]:
     if not triton: return _round_rows_torch(g, _kernel_key(seed))
     q, scale = g.new_empty(g.shape, dtype=torch.int8), g.new_empty(len(g), 1, dtype=torch.float32)
     with torch.cuda.device_of(g):
-        round_rows_kernel[(len(g),)](g, q, scale, g.stride(0), g.shape[1], _kernel_key(seed), SALT_INPUT_GRAD, **row_tile(g.shape[1], 16))
+        round_rows_kernel[(len(g),)](
+            g,
+            q,
+            scale,
+            g.stride(0),
+            g.shape[1],
+            _kernel_key(seed),
+            SALT_INPUT_GRAD,
+            **row_tile(g.shape[1], 16),
+        )
     return q, scale
 
 @round_rows.register_fake
-def _(g, seed, triton): return g.new_empty(g.shape, dtype=torch.int8), g.new_empty(len(g), 1, dtype=compute_dtype(g))
+def _(g, seed, triton):
+    return g.new_empty(g.shape, dtype=torch.int8), g.new_empty(len(g), 1, dtype=compute_dtype(g))
 
 @declare_temporaries(torch.ops.elleci.round_rows.default, target='cpu')
-def _round_rows_temporaries(g, seed, triton): return [], [(20 if g.dtype == torch.float32 else 24)*min(len(g), max(1, NUMBERS_AT_A_TIME//g.shape[1]))*g.shape[1]]
+def _round_rows_temporaries(g, seed, triton):
+    return [], [
+        (20 if g.dtype == torch.float32 else 24)
+        * min(len(g), max(1, NUMBERS_AT_A_TIME // g.shape[1]))
+        * g.shape[1]
+    ]
 
 # %% ../../nbs/41_bitnet_triton.ipynb #2c08170d
 def _round_columns_torch(g, sx, key):
     "Torch twin of `round_columns_kernel`"
     (R, C), blocks = g.shape, cdiv(len(g), TOKENS_PER_SCALE)
-    q, scale = g.new_zeros(C, blocks*TOKENS_PER_SCALE, dtype=torch.int8), g.new_empty(blocks, C, dtype=sx.dtype)
+    q = g.new_zeros(C, blocks*TOKENS_PER_SCALE, dtype=torch.int8)
+    scale = g.new_empty(blocks, C, dtype=sx.dtype)
     for b, i in enumerate(range(0, R, TOKENS_PER_SCALE)):
         h = g[i:i + TOKENS_PER_SCALE].to(sx.dtype)*sx[i:i + TOKENS_PER_SCALE]
         scale[b] = h.abs().amax(0).clamp_min_(MIN_SCALE).div_(127)
-        q[:, i:i + len(h)] = _stochastic_round(h, scale[b], _random_bits(i, len(h), C, key, SALT_WEIGHT_GRAD, g.device)).T
+        q[:, i : i + len(h)] = _stochastic_round(
+            h, scale[b], _random_bits(i, len(h), C, key, SALT_WEIGHT_GRAD, g.device)
+        ).T
     return q, scale
 
 # %% ../../nbs/41_bitnet_triton.ipynb #d86c9dfb
 @jit
 def round_columns_kernel(g, sx, q, scale, stride_g_row, R, C, PADDED_ROWS, key, SALT: tl.constexpr, TOKENS_PER_SCALE: tl.constexpr, BC: tl.constexpr):
     "h = g·sx, scale = max|h|/127 of a column in a block of TOKENS_PER_SCALE rows, qᵀ = h/scale rounded at random"
-    # Grid: R/TOKENS_PER_SCALE × C/BC programs, columns fastest; one holds TOKENS_PER_SCALE × BC numbers in fp32. Oracle: its twin, bit for bit
-    # Reads g and sx once; writes q, transposed and with zeros up to PADDED_ROWS tokens (1 B), and 4 B a column and block
+    # Grid: R/TOKENS_PER_SCALE × C/BC programs, columns fastest; one holds TOKENS_PER_SCALE × BC numbers in
+    # fp32. Oracle: its twin, bit for bit
+    # Reads g and sx once; writes q, transposed and with zeros up to PADDED_ROWS tokens (1 B), and 4 B a
+    # column and block
     blocks, pid = tl.cdiv(C, BC), tl.program_id(0).to(tl.int64)
     t, c = pid//blocks*TOKENS_PER_SCALE + tl.arange(0, TOKENS_PER_SCALE), pid % blocks*BC + tl.arange(0, BC)
     ok = (t < R)[:, None] & (c < C)[None, :]
-    h = tl.load(g + t[:, None]*stride_g_row + c[None, :], mask=ok, other=0.).to(tl.float32)*tl.load(sx + t, mask=t < R, other=0.)[:, None]
+    h = (
+        tl.load(g + t[:, None] * stride_g_row + c[None, :], mask=ok, other=0.0).to(tl.float32)
+        * tl.load(sx + t, mask=t < R, other=0.0)[:, None]
+    )
     s = _absmax_scale_kernel(h, 0)
     tl.store(scale + pid//blocks*C + c, s, mask=c < C)
     bits = hash32_kernel(_hash_row_kernel(t, key, SALT)[:, None] + weyl_sequence_kernel(c)[None, :])
-    tl.store(q + c[None, :]*PADDED_ROWS + t[:, None], _stochastic_round_kernel(h, s[None, :], bits), mask=(c < C)[None, :])
+    tl.store(
+        q + c[None, :] * PADDED_ROWS + t[:, None],
+        _stochastic_round_kernel(h, s[None, :], bits),
+        mask=(c < C)[None, :],
+    )
 
 # %% ../../nbs/41_bitnet_triton.ipynb #2ffff6a1
 @torch.library.custom_op('elleci::round_columns', mutates_args=())
@@ -503,15 +640,32 @@ def round_columns(g:Tensor, sx:Tensor, seed:int, triton:bool)->tuple[Tensor, Ten
     "g·sx of rows (R, C) to int8 (C, R padded to blocks of TOKENS_PER_SCALE) at random, with scales (blocks, C)"
     if not triton: return _round_columns_torch(g, sx, _kernel_key(seed))
     (R, C), blocks = g.shape, cdiv(len(g), TOKENS_PER_SCALE)
-    q, scale = g.new_empty(C, blocks*TOKENS_PER_SCALE, dtype=torch.int8), g.new_empty(blocks, C, dtype=torch.float32)
+    q = g.new_empty(C, blocks*TOKENS_PER_SCALE, dtype=torch.int8)
+    scale = g.new_empty(blocks, C, dtype=torch.float32)
     with torch.cuda.device_of(g):
-        round_columns_kernel[(blocks*cdiv(C, 32),)](g, sx, q, scale, g.stride(0), R, C, blocks*TOKENS_PER_SCALE, _kernel_key(seed), SALT_WEIGHT_GRAD, TOKENS_PER_SCALE, 32, num_warps=8)
+        round_columns_kernel[(blocks * cdiv(C, 32),)](
+            g,
+            sx,
+            q,
+            scale,
+            g.stride(0),
+            R,
+            C,
+            blocks * TOKENS_PER_SCALE,
+            _kernel_key(seed),
+            SALT_WEIGHT_GRAD,
+            TOKENS_PER_SCALE,
+            32,
+            num_warps=8,
+        )
     return q, scale
 
 @round_columns.register_fake
 def _(g, sx, seed, triton):
     blocks = cdiv(len(g), TOKENS_PER_SCALE)
-    return g.new_empty(g.shape[1], blocks*TOKENS_PER_SCALE, dtype=torch.int8), g.new_empty(blocks, g.shape[1], dtype=sx.dtype)
+    return g.new_empty(g.shape[1], blocks * TOKENS_PER_SCALE, dtype=torch.int8), g.new_empty(
+        blocks, g.shape[1], dtype=sx.dtype
+    )
 
 @declare_temporaries(torch.ops.elleci.round_columns.default, target='cpu')
 def _round_columns_temporaries(g, sx, seed, triton): return [], [24*min(len(g), TOKENS_PER_SCALE)*g.shape[1]]
@@ -520,18 +674,26 @@ def _round_columns_temporaries(g, sx, seed, triton): return [], [24*min(len(g), 
 @jit
 def transpose_kernel(x, out, stride_x_row, R, C, PADDED_ROWS, B: tl.constexpr):
     "out = xᵀ, with zeros up to PADDED_ROWS columns"
-    # Grid: C/B × PADDED_ROWS/B programs, a tile of B × B bytes each. Reads x once and writes out once. Oracle: x.T, padded
+    # Grid: C/B × PADDED_ROWS/B programs, a tile of B × B bytes each. Reads x once and writes out once.
+    # Oracle: x.T, padded
     tiles, pid = tl.cdiv(PADDED_ROWS, B), tl.program_id(0).to(tl.int64)
     r, c = pid % tiles*B + tl.arange(0, B), pid//tiles*B + tl.arange(0, B)
-    tile = tl.load(x + r[:, None]*stride_x_row + c[None, :], mask=(r < R)[:, None] & (c < C)[None, :], other=0)
-    tl.store(out + c[:, None]*PADDED_ROWS + r[None, :], tl.trans(tile), mask=(c < C)[:, None] & (r < PADDED_ROWS)[None, :])
+    tile = tl.load(
+        x + r[:, None] * stride_x_row + c[None, :], mask=(r < R)[:, None] & (c < C)[None, :], other=0
+    )
+    tl.store(
+        out + c[:, None] * PADDED_ROWS + r[None, :],
+        tl.trans(tile),
+        mask=(c < C)[:, None] & (r < PADDED_ROWS)[None, :],
+    )
 
 # %% ../../nbs/41_bitnet_triton.ipynb #1194b8f4
 @torch.library.custom_op('elleci::transpose_int8', mutates_args=())
 def transpose_int8(x:Tensor)->Tensor:
     "The kernel on int8 rows x (R, C): xᵀ (C, R), contiguous"
     (R, C), out = x.shape, x.new_empty(x.shape[::-1])
-    with torch.cuda.device_of(x): transpose_kernel[(cdiv(C, 128)*cdiv(R, 128),)](x, out, x.stride(0), R, C, R, B=128, num_warps=8)
+    with torch.cuda.device_of(x):
+        transpose_kernel[(cdiv(C, 128)*cdiv(R, 128),)](x, out, x.stride(0), R, C, R, B=128, num_warps=8)
     return out
 
 @transpose_int8.register_fake
@@ -550,7 +712,8 @@ def _weight_grad_torch(gT, s, x_int, dtype):
 @jit
 def weight_grad_kernel(gT, s, xT, out, N, K, PADDED_ROWS, TOKENS_PER_SCALE: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BT: tl.constexpr):
     "out = Σ over blocks of s[block]·(gT @ xT.T within the block)"
-    # Grid: N/BN × K/BK programs, in groups of 8 rows of tiles. Accumulators: int32 within TOKENS_PER_SCALE tokens (≤ 127²·256 < 2²²), fp32 across
+    # Grid: N/BN × K/BK programs, in groups of 8 rows of tiles. Accumulators: int32 within TOKENS_PER_SCALE
+    # tokens (≤ 127²·256 < 2²²), fp32 across
     # Reads gT K/BK times and xT N/BN times (mostly from L2), 1 B a number; writes out once. Oracle: its twin
     row, col = _grouped_tile_kernel(tl.cdiv(N, BN), tl.cdiv(K, BK))
     n, k = row*BN + tl.arange(0, BN), col*BK + tl.arange(0, BK)
@@ -566,7 +729,9 @@ def weight_grad_kernel(gT, s, xT, out, N, K, PADDED_ROWS, TOKENS_PER_SCALE: tl.c
             b += BT
         acc += part.to(tl.float32)*tl.load(s)[:, None]
         s += N
-    tl.store(out + n[:, None]*K + k[None, :], acc.to(out.dtype.element_ty), (n < N)[:, None] & (k < K)[None, :])
+    tl.store(
+        out + n[:, None] * K + k[None, :], acc.to(out.dtype.element_ty), (n < N)[:, None] & (k < K)[None, :]
+    )
 
 # %% ../../nbs/41_bitnet_triton.ipynb #32cb5c13
 @torch.library.custom_op('elleci::weight_grad', mutates_args=())
@@ -576,9 +741,25 @@ def weight_grad(gT:Tensor, s:Tensor, x_int:Tensor, dtype:torch.dtype)->Tensor:
     xT, out = gT.new_empty(K, padded), gT.new_empty(N, K, dtype=dtype)
     large = _capability(gT) in (80, 90)
     with torch.cuda.device_of(gT):
-        transpose_kernel[(cdiv(K, 128)*cdiv(padded, 128),)](x_int, xT, x_int.stride(0), R, K, padded, B=128, num_warps=8)
+        transpose_kernel[(cdiv(K, 128) * cdiv(padded, 128),)](
+            x_int, xT, x_int.stride(0), R, K, padded, B=128, num_warps=8
+        )
         BN, BK = (128, 128) if large else (64, 128)
-        weight_grad_kernel[(cdiv(N, BN)*cdiv(K, BK),)](gT, s, xT, out, N, K, padded, TOKENS_PER_SCALE, BN, BK, 128, num_warps=8 if large else 4, num_stages=2)
+        weight_grad_kernel[(cdiv(N, BN) * cdiv(K, BK),)](
+            gT,
+            s,
+            xT,
+            out,
+            N,
+            K,
+            padded,
+            TOKENS_PER_SCALE,
+            BN,
+            BK,
+            128,
+            num_warps=8 if large else 4,
+            num_stages=2,
+        )
     return out
 
 @weight_grad.register_fake
@@ -614,7 +795,10 @@ def _input_grad_int8(g, w_int, sw, dtype, seed, backend):
 def _dp4a(a, b, c, WORDS: tl.constexpr, ASM: tl.constexpr):
     "c + a·b; where a and b are words of four signed bytes each, the sum of the four products"
     if not WORDS: c += a*b
-    elif ASM: c = tl.inline_asm_elementwise('dp4a.s32.s32 $0, $1, $2, $3;', '=r,r,r,r', [a, b, c], dtype=tl.int32, is_pure=True, pack=1)
+    elif ASM:
+        c = tl.inline_asm_elementwise(
+            'dp4a.s32.s32 $0, $1, $2, $3;', '=r,r,r,r', [a, b, c], dtype=tl.int32, is_pure=True, pack=1
+        )
     else:
         for i in tl.static_range(4): c += ((a << (24 - 8*i)) >> 24)*((b << (24 - 8*i)) >> 24)
     return c
@@ -624,24 +808,37 @@ def _dp4a(a, b, c, WORDS: tl.constexpr, ASM: tl.constexpr):
 def packed_matvec_kernel(x, sx, packed, sw, y, R, N, K, W, WORDS: tl.constexpr, ASM: tl.constexpr,
                          RB: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr):
     "y = (x @ (codes − 1).T)·(sx·sw), codes of two bits: those of plane q of `packed` are of columns q·⌈K/4⌉ …"
-    # Grid: N/BN × R/RB programs. x and packed in words of four bytes if WORDS, else in bytes; W of them in a plane. Accumulators int32
-    # Reads packed R/RB times, 0.25 B a weight; x N/BN times, from cache; writes y once. Oracle: int8_matmul of the unpacked, bit for bit
-    n, r = tl.program_id(0).to(tl.int64)*BN + tl.arange(0, BN), tl.program_id(1).to(tl.int64)*RB + tl.arange(0, RB)
+    # Grid: N/BN × R/RB programs. x and packed in words of four bytes if WORDS, else in bytes; W of them in a
+    # plane. Accumulators int32
+    # Reads packed R/RB times, 0.25 B a weight; x N/BN times, from cache; writes y once. Oracle: int8_matmul
+    # of the unpacked, bit for bit
+    n = tl.program_id(0).to(tl.int64)*BN + tl.arange(0, BN)
+    r = tl.program_id(1).to(tl.int64)*RB + tl.arange(0, RB)
     acc, total = tl.zeros((RB, BN, BW), tl.int32), tl.zeros((RB, 1, BW), tl.int32)
     FIELDS: tl.constexpr = 0x03030303 if WORDS else 3
     ONES: tl.constexpr = 0x01010101 if WORDS else 1
     ones = tl.full((RB, 1, BW), ONES, tl.int32)
     for start in range(0, W, BW):
         j = start + tl.arange(0, BW)
-        p = tl.load(packed + n[None, :, None]*W + j[None, None, :], mask=(n < N)[None, :, None] & (j < W)[None, None, :], other=0).to(tl.int32)
+        p = tl.load(
+            packed + n[None, :, None] * W + j[None, None, :],
+            mask=(n < N)[None, :, None] & (j < W)[None, None, :],
+            other=0,
+        ).to(tl.int32)
         for q in tl.static_range(4):
             col = q*W + j
             ok = (j < W) & (col < K)
-            a = tl.load(x + r[:, None, None]*K + col[None, None, :], mask=(r < R)[:, None, None] & ok[None, None, :], other=0).to(tl.int32)
+            a = tl.load(
+                x + r[:, None, None] * K + col[None, None, :],
+                mask=(r < R)[:, None, None] & ok[None, None, :],
+                other=0,
+            ).to(tl.int32)
             acc, total = _dp4a((p >> 2*q) & FIELDS, a, acc, WORDS, ASM), _dp4a(ones, a, total, WORDS, ASM)
     s = tl.load(sx + r, mask=r < R, other=0.)*tl.load(sw)
     out = (tl.sum(acc, 2) - tl.sum(total, 2)).to(tl.float32)*s[:, None]
-    tl.store(y + r[:, None]*N + n[None, :], out.to(y.dtype.element_ty), mask=(r < R)[:, None] & (n < N)[None, :])
+    tl.store(
+        y + r[:, None] * N + n[None, :], out.to(y.dtype.element_ty), mask=(r < R)[:, None] & (n < N)[None, :]
+    )
 
 # %% ../../nbs/41_bitnet_triton.ipynb #b2ca533b
 def _packed_matvec_torch(x_int, sx, packed, sw, dtype):
@@ -649,7 +846,8 @@ def _packed_matvec_torch(x_int, sx, packed, sw, dtype):
     total, width = 0, packed.shape[1]
     for q in range(4):
         x = x_int[:, q*width:(q + 1)*width]
-        if x.shape[1]: total = total + _int_matmul(x, (packed[:, :x.shape[1]] >> 2*q & 3).to(torch.int8).sub_(1).T)
+        if x.shape[1]:
+            total = total + _int_matmul(x, (packed[:, :x.shape[1]] >> 2*q & 3).to(torch.int8).sub_(1).T)
     return total.to(sx.dtype).mul_(sx*sw).to(dtype)
 
 # %% ../../nbs/41_bitnet_triton.ipynb #06f316ee
@@ -658,12 +856,18 @@ def packed_product(x_int:Tensor, sx:Tensor, packed:Tensor, sw:Tensor, dtype:torc
     "The kernel on contiguous int8 x (R, K), uint8 (N, ⌈K/4⌉), fp32 scales (R, 1) and (): y (R, N) in `dtype`"
     (R, K), (N, W), y = x_int.shape, packed.shape, x_int.new_empty(len(x_int), len(packed), dtype=dtype)
     words = K % 16 == 0 and packed.storage_offset() % 4 == 0 and x_int.storage_offset() % 4 == 0
-    if words: x_int, packed, K, W = x_int.view(torch.int32), packed.view(torch.int32), K//4, W//4
+    if words:
+        x_int = x_int.view(torch.int32)
+        packed = packed.view(torch.int32)
+        K = K//4
+        W = W//4
     RB, BW = min(8, next_power_of_2(R)), min(512, next_power_of_2(max(W, 1)))
-    BN = max(2, min(16, (2048 if R == 1 else 1024)//BW))                # 8 KiB of weights at a time, all asked for before the first is needed
+    # 8 KiB of weights at a time, all asked for before the first is needed
+    BN = max(2, min(16, (2048 if R == 1 else 1024)//BW))
     with torch.cuda.device_of(y):
-        packed_matvec_kernel[(cdiv(N, BN), cdiv(R, RB))](x_int, sx, packed, sw, y, R, N, K, W, words, words and not interpreted(), RB, BN, BW,
-                                                         num_warps=4)
+        packed_matvec_kernel[(cdiv(N, BN), cdiv(R, RB))](
+            x_int, sx, packed, sw, y, R, N, K, W, words, words and not interpreted(), RB, BN, BW, num_warps=4
+        )
     return y
 
 @packed_product.register_fake
@@ -683,10 +887,22 @@ def packed_matvec(
     backend:str='auto', # 'torch', 'triton'; 'auto': Triton on a GPU
 )->Tensor: # (…, d_out)
     "`int8_matmul` with the unpacked weights, to the bit, reading 0.25 bytes a weight"
-    _check_product(x_int, sx, packed, x_int.shape[-1] if x_int.ndim and cdiv(x_int.shape[-1], 4) == packed.shape[-1] else 4*packed.shape[-1], sw, torch.uint8)
+    _check_product(
+        x_int,
+        sx,
+        packed,
+        x_int.shape[-1]
+        if x_int.ndim and cdiv(x_int.shape[-1], 4) == packed.shape[-1]
+        else 4 * packed.shape[-1],
+        sw,
+        torch.uint8,
+    )
     K = x_int.shape[-1]
-    rows, scales, backend = x_int.reshape(-1, K), sx.reshape(-1, 1).contiguous(), _integer_backend(backend, x_int, sx)
-    if len(rows) > MAX_MATVEC_ROWS: y = _scaled_matmul(rows, scales, _unpack_unchecked(packed, K), sw, dtype, backend)
+    rows = x_int.reshape(-1, K)
+    scales = sx.reshape(-1, 1).contiguous()
+    backend = _integer_backend(backend, x_int, sx)
+    if len(rows) > MAX_MATVEC_ROWS:
+        y = _scaled_matmul(rows, scales, _unpack_unchecked(packed, K), sw, dtype, backend)
     elif backend == 'triton': y = packed_product(rows.contiguous(), scales, packed.contiguous(), sw, dtype)
     else: y = _packed_matvec_torch(rows, scales, packed, sw, dtype)
     return y.view(*x_int.shape[:-1], len(packed))
@@ -695,7 +911,8 @@ def packed_matvec(
 def _unpack_unchecked(packed, K):
     "`unpack_ternary` without a look at the codes, which would wait for the device"
     out = torch.empty(len(packed), K, dtype=torch.int8, device=packed.device)
-    for q, plane in enumerate(out.split(max(packed.shape[1], 1), -1)): plane.copy_((packed >> 2*q & 3)[:, :plane.shape[1]]).sub_(1)
+    for q, plane in enumerate(out.split(max(packed.shape[1], 1), -1)):
+        plane.copy_((packed >> 2*q & 3)[:, :plane.shape[1]]).sub_(1)
     return out
 
 # %% ../../nbs/41_bitnet_triton.ipynb #22bbda59
@@ -705,16 +922,27 @@ def launches()->list: # (name, function without arguments)
     one, sx, found = new(()), new(4096, 1), []
     for dtype in (torch.bfloat16, torch.float32):
         wide, x, g = str(dtype)[6:], new(4096, 2048, dtype=dtype), new(4096, 11264, dtype=dtype)
-        product = lambda M, N, dt=dtype: int8_product(new(M, 2048, **i8), sx[:M], new(N, 2048, **i8), one, dt)
-        packed = lambda M, dt=dtype: packed_product(new(M, 2048, **i8), sx[:M], new(11264, 512, dtype=torch.uint8), one, dt)
-        found += [(f'quantize {wide}', lambda x=x: quantize_rows(x, None, None, 0.)),
-                  (f'quantize {wide}, d_ff', lambda g=g: quantize_rows(g[:, :5632], None, None, 0.)),
-                  (f'norm and quantize {wide}', lambda x=x: quantize_rows(x, new(2048), None, EPS)),
-                  (f'norm and quantize {wide}, again', lambda x=x: quantize_rows(x, new(2048), sx, 0.)),
-                  (f'product {wide}, gate_up', lambda f=product: f(4096, 11264)), (f'product {wide}, 8 rows', lambda f=product: f(8, 8288)),
-                  (f'rescale {wide}', lambda dt=dtype: rescale(new(4096, 2048, **i8), sx, dt)), (f'rescale {wide}, in place', lambda x=x: rescale_(x, one)),
-                  (f'round at random {wide}', lambda g=g: round_rows(g, 0, True)), (f'round at random {wide}', lambda g=g: round_columns(g, sx, 0, True)),
-                  (f'packed {wide}, 1 row', lambda f=packed: f(1)), (f'packed {wide}, 8 rows', lambda f=packed: f(8))]
+        def product(M, N, dt=dtype):
+            return int8_product(new(M, 2048, **i8), sx[:M], new(N, 2048, **i8), one, dt)
+        def packed(M, dt=dtype):
+            return packed_product(new(M, 2048, **i8), sx[:M], new(11264, 512, dtype=torch.uint8), one, dt)
+        found += [
+            (f'quantize {wide}', lambda x=x: quantize_rows(x, None, None, 0.0)),
+            (f'quantize {wide}, d_ff', lambda g=g: quantize_rows(g[:, :5632], None, None, 0.0)),
+            (f'norm and quantize {wide}', lambda x=x: quantize_rows(x, new(2048), None, EPS)),
+            (f'norm and quantize {wide}, again', lambda x=x: quantize_rows(x, new(2048), sx, 0.0)),
+            (f'product {wide}, gate_up', lambda f=product: f(4096, 11264)),
+            (f'product {wide}, 8 rows', lambda f=product: f(8, 8288)),
+            (f'rescale {wide}', lambda dt=dtype: rescale(new(4096, 2048, **i8), sx, dt)),
+            (f'rescale {wide}, in place', lambda x=x: rescale_(x, one)),
+            (f'round at random {wide}', lambda g=g: round_rows(g, 0, True)),
+            (f'round at random {wide}', lambda g=g: round_columns(g, sx, 0, True)),
+            (f'packed {wide}, 1 row', lambda f=packed: f(1)),
+            (f'packed {wide}, 8 rows', lambda f=packed: f(8)),
+        ]
     gT, s = new(5632, 4096, **i8), new(16, 5632)
-    return found + [('ternarize', lambda: ternarize_rows(new(5632, 2048), one)), ('transpose', lambda: transpose_int8(new(11264, 2048, **i8))),
-                    ('weight gradient', lambda: weight_grad(gT, s, new(4096, 2048, **i8), torch.float32))]
+    return found + [
+        ('ternarize', lambda: ternarize_rows(new(5632, 2048), one)),
+        ('transpose', lambda: transpose_int8(new(11264, 2048, **i8))),
+        ('weight gradient', lambda: weight_grad(gT, s, new(4096, 2048, **i8), torch.float32)),
+    ]

@@ -15,8 +15,10 @@ def hash32(
     x:Tensor, # int32, changed in place
 )->Tensor: # int32
     "A bijection of 32 bits in which each bit depends on all (C. Wellons' `lowbias32`)"
-    x ^= (x >> 16).bitwise_and_(0xFFFF); x *= 0x7FEB352D
-    x ^= (x >> 15).bitwise_and_(0x1FFFF); x *= 0x846CA68B - 2**32
+    x ^= (x >> 16).bitwise_and_(0xFFFF)
+    x *= 0x7FEB352D
+    x ^= (x >> 15).bitwise_and_(0x1FFFF)
+    x *= 0x846CA68B - 2**32
     return x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF))
 
 # %% ../../nbs/19_counter_rng.ipynb #80022d5b

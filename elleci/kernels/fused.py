@@ -56,31 +56,46 @@ def conv_silu_forward_kernel(u, weight, bias, doc_ids, window, y, T, C, stride_u
                              K: tl.constexpr, HAS_DOC_IDS: tl.constexpr, HAS_WINDOW: tl.constexpr, S: tl.constexpr, BC: tl.constexpr,
                              PREFETCH: tl.constexpr):
     "y = silu(bias + Σₖ weight[:, k]·u[t−K+1+k]), taps of other documents left out"
-    # Grid: channels/BC × T/S × B programs, channels fastest. A program walks S tokens of BC channels; taps and sums are fp32
-    # Reads u once (and K−1 rows of the segment before), doc_ids once per BC channels; writes y once. Oracle: conv_silu_naive in float64
+    # Grid: channels/BC × T/S × B programs, channels fastest. A program walks S tokens of BC channels; taps
+    # and sums are fp32
+    # Reads u once (and K−1 rows of the segment before), doc_ids once per BC channels; writes y once. Oracle:
+    # conv_silu_naive in float64
     NC, pid = tl.cdiv(C, BC), tl.program_id(0).to(tl.int64)
     c, t0, b = (pid % NC)*BC + tl.arange(0, BC), (pid//NC) % tl.cdiv(T, S)*S, pid//NC//tl.cdiv(T, S)
-    ok, u, y, doc_ids = c < C, u + b*stride_u_batch, y + b*T*C, (doc_ids + b*T if HAS_DOC_IDS else doc_ids)
+    ok = c < C
+    u = u + b*stride_u_batch
+    y = y + b*T*C
+    doc_ids = (doc_ids + b*T if HAS_DOC_IDS else doc_ids)
     taps, tap_doc_ids, w = (), (), ()
     for k in tl.static_range(K): w = w + (tl.load(weight + c*K + k, mask=ok, other=0.).to(tl.float32),)
     bias_ = tl.load(bias + c, mask=ok, other=0.).to(tl.float32)
     for k in tl.static_range(K - 1):
         t = t0 - (K - 1) + k
         x = tl.load(u + t*stride_u_seqlen + c, mask=ok & (t >= 0), other=0.).to(tl.float32)
-        if HAS_WINDOW: x += tl.load(window + b*stride_window_batch + (t + K - 1)*stride_window_seqlen + c, mask=ok & (t < 0), other=0.).to(tl.float32)
+        if HAS_WINDOW:
+            x += tl.load(
+                window + b * stride_window_batch + (t + K - 1) * stride_window_seqlen + c,
+                mask=ok & (t < 0),
+                other=0.0,
+            ).to(tl.float32)
         taps = taps + (x,)
         if HAS_DOC_IDS: tap_doc_ids = tap_doc_ids + (tl.load(doc_ids + tl.maximum(t, 0)),)
     for s in range(0, S, PREFETCH):
-        for j in tl.static_range(PREFETCH):                                  # all asked for before the first is needed
+        for j in tl.static_range(PREFETCH):  # all asked for before the first is needed
             t = t0 + s + j
             taps = taps + (tl.load(u + t*stride_u_seqlen + c, mask=ok & (t < T), other=0.).to(tl.float32),)
             if HAS_DOC_IDS: tap_doc_ids = tap_doc_ids + (tl.load(doc_ids + tl.minimum(t, T - 1)),)
         for j in tl.static_range(PREFETCH):
             v = bias_
             for k in tl.static_range(K):
-                if HAS_DOC_IDS: v += w[k]*tl.where(tap_doc_ids[j + k] == tap_doc_ids[j + K - 1], taps[j + k], 0.)
+                if HAS_DOC_IDS:
+                    v += w[k]*tl.where(tap_doc_ids[j + k] == tap_doc_ids[j + K - 1], taps[j + k], 0.)
                 else: v += w[k]*taps[j + k]
-            tl.store(y + (t0 + s + j)*C + c, (v*tl.sigmoid(v)).to(y.dtype.element_ty), mask=ok & (t0 + s + j < T))
+            tl.store(
+                y + (t0 + s + j) * C + c,
+                (v * tl.sigmoid(v)).to(y.dtype.element_ty),
+                mask=ok & (t0 + s + j < T),
+            )
         taps = taps[PREFETCH:]
         if HAS_DOC_IDS: tap_doc_ids = tap_doc_ids[PREFETCH:]
 
@@ -90,25 +105,43 @@ def conv_silu_backward_kernel(g, u, weight, bias, doc_ids, window, du, partial, 
                               K: tl.constexpr, HAS_DOC_IDS: tl.constexpr, HAS_WINDOW: tl.constexpr, S: tl.constexpr, BC: tl.constexpr,
                              PREFETCH: tl.constexpr):
     "δ = g·σ(v)(1 + v(1 − σ(v))), v computed again; du[t] = Σₖ w[k]·δ[t+K−1−k]; partial = Σ over the segment of (δ·u[t−K+1+k], δ)"
-    # Grid, tiling and accumulators as forward; partial is (B·T/S, K+1, C) fp32. Oracle: autograd of conv_silu_naive in float64
-    # Reads u and g once (and K−1 rows beside the segment), writes du once and 4·(K+1)/S bytes per number of u for partial
+    # Grid, tiling and accumulators as forward; partial is (B·T/S, K+1, C) fp32. Oracle: autograd of
+    # conv_silu_naive in float64
+    # Reads u and g once (and K−1 rows beside the segment), writes du once and 4·(K+1)/S bytes per number of u
+    # for partial
     NC, pid = tl.cdiv(C, BC), tl.program_id(0).to(tl.int64)
     c, segment = (pid % NC)*BC + tl.arange(0, BC), pid//NC
     t0, b = segment % tl.cdiv(T, S)*S, segment//tl.cdiv(T, S)
-    ok, u, g, du, doc_ids = c < C, u + b*stride_u_batch, g + b*stride_g_batch, du + b*T*C, (doc_ids + b*T if HAS_DOC_IDS else doc_ids)
+    ok = c < C
+    u = u + b*stride_u_batch
+    g = g + b*stride_g_batch
+    du = du + b*T*C
+    doc_ids = (doc_ids + b*T if HAS_DOC_IDS else doc_ids)
     zero = tl.zeros((BC,), tl.float32)
-    taps, tap_doc_ids, w, shares, dw, db = (), (), (), (), (), zero
+    taps = ()
+    tap_doc_ids = ()
+    w = ()
+    shares = ()
+    dw = ()
+    db = zero
     bias_ = tl.load(bias + c, mask=ok, other=0.).to(tl.float32)
-    for k in tl.static_range(K): w, dw = w + (tl.load(weight + c*K + k, mask=ok, other=0.).to(tl.float32),), dw + (zero,)
+    for k in tl.static_range(K):
+        w = w + (tl.load(weight + c*K + k, mask=ok, other=0.).to(tl.float32),)
+        dw = dw + (zero,)
     for k in tl.static_range(K - 1):
         t = t0 - (K - 1) + k
         x = tl.load(u + t*stride_u_seqlen + c, mask=ok & (t >= 0), other=0.).to(tl.float32)
-        if HAS_WINDOW: x += tl.load(window + b*stride_window_batch + (t + K - 1)*stride_window_seqlen + c, mask=ok & (t < 0), other=0.).to(tl.float32)
+        if HAS_WINDOW:
+            x += tl.load(
+                window + b * stride_window_batch + (t + K - 1) * stride_window_seqlen + c,
+                mask=ok & (t < 0),
+                other=0.0,
+            ).to(tl.float32)
         taps, shares = taps + (x,), shares + (zero,)
         if HAS_DOC_IDS: tap_doc_ids = tap_doc_ids + (tl.load(doc_ids + tl.maximum(t, 0)),)
     for s in range(0, S + K - 1, PREFETCH):
         gs = ()
-        for j in tl.static_range(PREFETCH):                                  # all asked for before the first is needed
+        for j in tl.static_range(PREFETCH):  # all asked for before the first is needed
             t = t0 + s + j
             taps = taps + (tl.load(u + t*stride_u_seqlen + c, mask=ok & (t < T), other=0.).to(tl.float32),)
             gs = gs + (tl.load(g + t*stride_g_seqlen + c, mask=ok & (t < T), other=0.).to(tl.float32),)
@@ -116,7 +149,8 @@ def conv_silu_backward_kernel(g, u, weight, bias, doc_ids, window, du, partial, 
         for j in tl.static_range(PREFETCH):
             v = bias_
             for k in tl.static_range(K):
-                if HAS_DOC_IDS: v += w[k]*tl.where(tap_doc_ids[j + k] == tap_doc_ids[j + K - 1], taps[j + k], 0.)
+                if HAS_DOC_IDS:
+                    v += w[k]*tl.where(tap_doc_ids[j + k] == tap_doc_ids[j + K - 1], taps[j + k], 0.)
                 else: v += w[k]*taps[j + k]
             sigma = tl.sigmoid(v)
             d = gs[j]*sigma*(1 + v*(1 - sigma))
@@ -128,8 +162,13 @@ def conv_silu_backward_kernel(g, u, weight, bias, doc_ids, window, du, partial, 
                     gave = gave + (shares[k] + w[k]*tl.where(same, d, 0.),)
                     summed = summed + (dw[k] + tl.where(same, own*taps[j + k], 0.),)
                 else: gave, summed = gave + (shares[k] + w[k]*d,), summed + (dw[k] + own*taps[j + k],)
-            db, dw, done = db + own, summed, t0 + s + j - (K - 1)         # token `done` has heard from all that follow it
-            tl.store(du + done*C + c, gave[0].to(du.dtype.element_ty), mask=ok & (done >= t0) & (done < t0 + S) & (done < T))
+            # token `done` has heard from all that follow it
+            db, dw, done = db + own, summed, t0 + s + j - (K - 1)
+            tl.store(
+                du + done * C + c,
+                gave[0].to(du.dtype.element_ty),
+                mask=ok & (done >= t0) & (done < t0 + S) & (done < T),
+            )
             shares = gave[1:]
         taps = taps[PREFETCH:]
         if HAS_DOC_IDS: tap_doc_ids = tap_doc_ids[PREFETCH:]
@@ -140,13 +179,22 @@ def conv_silu_backward_kernel(g, u, weight, bias, doc_ids, window, du, partial, 
 # %% ../../nbs/17_fused.ipynb #0cbd8f55
 PREFETCH = 4                                                             # rows asked for at a time
 
-def _segment_length(T): return max(PREFETCH, min(64, next_power_of_2(T)))       # tokens a program walks: few read twice, and enough programs
+# tokens a program walks: few read twice, and enough programs
+def _segment_length(T): return max(PREFETCH, min(64, next_power_of_2(T)))
 
 # %% ../../nbs/17_fused.ipynb #e4619088
 def _conv_launch_args(u, weight, doc_ids, window):
     "Grid and constants of both kernels; strides of u and of the window"
     (B, T, C), S, BC = u.shape, _segment_length(u.shape[1]), 64
-    constants = dict(K=weight.shape[1], HAS_DOC_IDS=doc_ids is not None, HAS_WINDOW=window is not None, S=S, BC=BC, PREFETCH=PREFETCH, num_warps=1)
+    constants = dict(
+        K=weight.shape[1],
+        HAS_DOC_IDS=doc_ids is not None,
+        HAS_WINDOW=window is not None,
+        S=S,
+        BC=BC,
+        PREFETCH=PREFETCH,
+        num_warps=1,
+    )
     grid = (B*cdiv(T, S)*cdiv(C, BC),)
     return grid, constants, (*u.stride()[:2], *((0, 0) if window is None else window.stride()[:2]))
 
@@ -156,7 +204,9 @@ def conv_silu_forward(u:Tensor, weight:Tensor, bias:Tensor, doc_ids:Optional[Ten
     "The forward kernel: y (B, T, C) in u's dtype; all but the dimensions of u (B, T, C) and of the window contiguous"
     y, (grid, constants, strides) = u.new_empty(u.shape), _conv_launch_args(u, weight, doc_ids, window)
     with torch.cuda.device_of(u):
-        conv_silu_forward_kernel[grid](u, weight, bias, doc_ids, window, y, *u.shape[1:], *strides, **constants)
+        conv_silu_forward_kernel[grid](
+            u, weight, bias, doc_ids, window, y, *u.shape[1:], *strides, **constants
+        )
     return y
 
 @conv_silu_forward.register_fake
@@ -168,16 +218,27 @@ def conv_silu_backward(
     g:Tensor, u:Tensor, weight:Tensor, bias:Tensor, doc_ids:Optional[Tensor], window:Optional[Tensor],
 )->tuple[Tensor, Tensor, Tensor]:
     "The backward kernel: gradients of u (B, T, C), of the weight (C, K) and the bias (C,)"
-    (B, T, C), K, (grid, constants, strides) = u.shape, weight.shape[1], _conv_launch_args(u, weight, doc_ids, window)
+    (B, T, C), K, (grid, constants, strides) = (
+        u.shape,
+        weight.shape[1],
+        _conv_launch_args(u, weight, doc_ids, window),
+    )
     partial = u.new_empty(B*cdiv(T, constants['S']), K + 1, C, dtype=torch.float32)
     du = u.new_empty(u.shape)
     with torch.cuda.device_of(u):
-        conv_silu_backward_kernel[grid](g, u, weight, bias, doc_ids, window, du, partial, T, C, *g.stride()[:2], *strides, **constants)
+        conv_silu_backward_kernel[grid](
+            g, u, weight, bias, doc_ids, window, du, partial, T, C, *g.stride()[:2], *strides, **constants
+        )
     total = partial.sum(0)
-    return du, total[:K].t().to(weight.dtype, memory_format=torch.contiguous_format, copy=True), total[K].to(bias.dtype, copy=True)
+    return (
+        du,
+        total[:K].t().to(weight.dtype, memory_format=torch.contiguous_format, copy=True),
+        total[K].to(bias.dtype, copy=True),
+    )
 
 @conv_silu_backward.register_fake
-def _(g, u, weight, bias, doc_ids, window): return u.new_empty(u.shape), weight.new_empty(weight.shape), bias.new_empty(bias.shape)
+def _(g, u, weight, bias, doc_ids, window):
+    return u.new_empty(u.shape), weight.new_empty(weight.shape), bias.new_empty(bias.shape)
 
 # %% ../../nbs/17_fused.ipynb #d133933b
 @declare_temporaries(torch.ops.elleci.conv_silu_backward.default, target='cuda')
@@ -190,7 +251,8 @@ class _ConvSilu(torch.autograd.Function):
     "y = silu(causal convolution); saves its inputs"
     @staticmethod
     def forward(ctx, u, weight, bias, doc_ids, window, backend):
-        ctx.save_for_backward(u, weight, bias, doc_ids, window); ctx.backend = backend
+        ctx.save_for_backward(u, weight, bias, doc_ids, window)
+        ctx.backend = backend
         if backend == 'triton': return conv_silu_forward(u, weight, bias, doc_ids, window)
         v, *_ = _conv_torch(u, weight, bias, doc_ids, window)
         return F.silu(v, inplace=True).to(u.dtype)
@@ -203,30 +265,38 @@ class _ConvSilu(torch.autograd.Function):
         if ctx.backend == 'triton':
             du, dw, db = conv_silu_backward(_with_adjacent_channels(g), u, weight, bias, doc_ids, window)
             g, u, doc_ids = (None if t is None else t[:, :h] for t in (g, u, doc_ids))
-            if ctx.needs_input_grad[4]: dwindow = _conv_silu_backward_torch(g, u, weight, bias, doc_ids, window)[0][:, :h]
+            if ctx.needs_input_grad[4]:
+                dwindow = _conv_silu_backward_torch(g, u, weight, bias, doc_ids, window)[0][:, :h]
         else:
             du, dw, db = _conv_silu_backward_torch(g, u, weight, bias, doc_ids, window)
             du, dwindow = du[:, h:], du[:, :h]
         return du, dw, db, None, dwindow if ctx.needs_input_grad[4] else None, None
 
 # %% ../../nbs/17_fused.ipynb #1d7ef2b9
-def _with_adjacent_channels(t): return t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous()   # kernels want neighbouring channels to be neighbours
+# kernels want neighbouring channels to be neighbours
+def _with_adjacent_channels(t): return t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous()
 
 # %% ../../nbs/17_fused.ipynb #af914a69
-def _tensor_error(name, t, expected): return UserError(f'{name} is {str(t.dtype)[6:]} of shape {tuple(t.shape)} on {t.device}: give {expected}.')
+def _tensor_error(name, t, expected):
+    return UserError(
+        f'{name} is {str(t.dtype)[6:]} of shape {tuple(t.shape)} on {t.device}: give {expected}.'
+    )
 
 # %% ../../nbs/17_fused.ipynb #04e97086
 def _check_conv(u, weight, bias, seq_idx, window):
     "`UserError` for what the convolution cannot be computed with"
-    error = lambda name, t, wanted: _tensor_error(name, t, f'{wanted} on {u.device}')
+    def error(name, t, wanted): return _tensor_error(name, t, f'{wanted} on {u.device}')
     if u.ndim != 3 or not u.is_floating_point(): raise error('u', u, 'floats of shape (B, T, C)')
     (B, T, C), K = u.shape, weight.shape[-1]
-    fits = lambda t, *shape: t.shape == shape and t.device == u.device and t.is_floating_point()
+    def fits(t, *shape): return t.shape == shape and t.device == u.device and t.is_floating_point()
     if weight.ndim != 2 or not 1 <= K <= 8 or not fits(weight, C, K):
         raise error('weight', weight, f'floats of shape (C, K) = ({C}, 1 to 8)')
     if not fits(bias, C): raise error('bias', bias, f'floats of shape ({C},)')
-    if window is not None and not fits(window, B, K - 1, C): raise error('window', window, f'floats of shape {(B, K - 1, C)}')
-    if seq_idx is not None and (seq_idx.shape != (B, T) or seq_idx.is_floating_point() or seq_idx.device != u.device):
+    if window is not None and not fits(window, B, K - 1, C):
+        raise error('window', window, f'floats of shape {(B, K - 1, C)}')
+    if seq_idx is not None and (
+        seq_idx.shape != (B, T) or seq_idx.is_floating_point() or seq_idx.device != u.device
+    ):
         raise error('seq_idx', seq_idx, f'integers of shape {(B, T)}')
 
 # %% ../../nbs/17_fused.ipynb #1c208fda
@@ -243,7 +313,10 @@ def conv_silu(
     doc_ids = None if seq_idx is None else document_ids(seq_idx).int()
     backend = pick_backend(backend, u) if u.numel() else 'torch'
     if window is not None: window = _with_adjacent_channels(window.to(u.dtype))
-    with full_precision(u): return _ConvSilu.apply(_with_adjacent_channels(u), weight.contiguous(), bias.contiguous(), doc_ids, window, backend)
+    with full_precision(u):
+        return _ConvSilu.apply(
+            _with_adjacent_channels(u), weight.contiguous(), bias.contiguous(), doc_ids, window, backend
+        )
 
 # %% ../../nbs/17_fused.ipynb #5aea9ec6
 def _gated_input(y, z, groups):
@@ -267,13 +340,18 @@ def _gated_norm_backward_torch(g, y, z, weight, r):
     a = (g*weight).unflatten(-1, n.shape[1:])
     mean = (a*n).mean(-1, keepdim=True)
     dh = a.sub_(n.mul_(mean)).mul_(r[..., None]).flatten(-2)
-    return (dh*s).to(y.dtype), torch.ops.aten.silu_backward(dh*y, z.to(s.dtype)).to(z.dtype), dw.to(weight.dtype)
+    return (
+        (dh * s).to(y.dtype),
+        torch.ops.aten.silu_backward(dh * y, z.to(s.dtype)).to(z.dtype),
+        dw.to(weight.dtype),
+    )
 
 # %% ../../nbs/17_fused.ipynb #0f1d3f83
 @jit
 def gated_norm_forward_kernel(y, z, weight, out, rstd, stride_y_row, stride_z_row, eps, d, G: tl.constexpr, BLOCK: tl.constexpr):
     "out = weight·h·r, h = y·silu(z), r = (mean over d of h² + eps)^−½"
-    # Grid: rows × G programs; one holds BLOCK ≥ d channels. Sums in fp32. Reads y, z once; writes out once and r
+    # Grid: rows × G programs; one holds BLOCK ≥ d channels. Sums in fp32. Reads y, z once; writes out once
+    # and r
     # Oracle: gated_rms_norm_naive in float64
     pid, i = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     row, c, ok = pid//G, pid % G*d + i, i < d
@@ -289,7 +367,8 @@ def gated_norm_forward_kernel(y, z, weight, out, rstd, stride_y_row, stride_z_ro
 def gated_norm_backward_kernel(g, y, z, weight, rstd, dy, dz, partial, R, stride_g_row, stride_y_row, stride_z_row, d,
                                G: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     "n = h·r, a = g·weight, dh = r(a − n·mean(a·n)); dy = dh·silu(z), dz = dh·y·silu'(z); partial = Σ over the program's rows of g·n"
-    # Grid: R/ROWS × G programs. Accumulator: BLOCK fp32 for the weight. Oracle: autograd of gated_rms_norm_naive in float64
+    # Grid: R/ROWS × G programs. Accumulator: BLOCK fp32 for the weight. Oracle: autograd of
+    # gated_rms_norm_naive in float64
     # Reads g, y, z once and r; writes dy, dz once and 4/ROWS bytes per channel and row for partial
     pid, i = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     group, c, ok = pid % G, pid % G*d + i, i < d
@@ -316,7 +395,8 @@ def _row_tile(d):
     return dict(BLOCK=BLOCK, num_warps=min(16, max(1, BLOCK//512)))
 
 # %% ../../nbs/17_fused.ipynb #ab039075
-def _rows_per_program(R): return next_power_of_2(min(16, cdiv(R, 512)))   # rows of a backward program: few partial sums, yet work for all
+# rows of a backward program: few partial sums, yet work for all
+def _rows_per_program(R): return next_power_of_2(min(16, cdiv(R, 512)))
 
 # %% ../../nbs/17_fused.ipynb #78ec0358
 @torch.library.custom_op('elleci::gated_norm_forward', mutates_args=())
@@ -324,12 +404,24 @@ def gated_norm_forward(y:Tensor, z:Tensor, weight:Tensor, groups:int, eps:float)
     "The forward kernel on rows y and z (R, D): the output (R, D) in y's dtype and r (R, G) fp32"
     (R, D), out, rstd = y.shape, y.new_empty(y.shape), y.new_empty(len(y), groups, dtype=torch.float32)
     with torch.cuda.device_of(y):
-        gated_norm_forward_kernel[(R*groups,)](y, z, weight, out, rstd, y.stride(0), z.stride(0), eps, D//groups,
-                                               G=groups, **_row_tile(D//groups))
+        gated_norm_forward_kernel[(R * groups,)](
+            y,
+            z,
+            weight,
+            out,
+            rstd,
+            y.stride(0),
+            z.stride(0),
+            eps,
+            D // groups,
+            G=groups,
+            **_row_tile(D // groups),
+        )
     return out, rstd
 
 @gated_norm_forward.register_fake
-def _(y, z, weight, groups, eps): return y.new_empty(y.shape), y.new_empty(len(y), groups, dtype=torch.float32)
+def _(y, z, weight, groups, eps):
+    return y.new_empty(y.shape), y.new_empty(len(y), groups, dtype=torch.float32)
 
 # %% ../../nbs/17_fused.ipynb #0d8ccc5d
 @torch.library.custom_op('elleci::gated_norm_backward', mutates_args=())
@@ -339,12 +431,29 @@ def gated_norm_backward(g:Tensor, y:Tensor, z:Tensor, weight:Tensor, rstd:Tensor
     partial = y.new_empty(cdiv(R, rows), D, dtype=torch.float32)
     dy, dz = y.new_empty(y.shape), z.new_empty(z.shape)
     with torch.cuda.device_of(y):
-        gated_norm_backward_kernel[(len(partial)*groups,)](g, y, z, weight, rstd, dy, dz, partial, R, g.stride(0), y.stride(0), z.stride(0),
-                                                           D//groups, G=groups, ROWS=rows, **_row_tile(D//groups))
+        gated_norm_backward_kernel[(len(partial) * groups,)](
+            g,
+            y,
+            z,
+            weight,
+            rstd,
+            dy,
+            dz,
+            partial,
+            R,
+            g.stride(0),
+            y.stride(0),
+            z.stride(0),
+            D // groups,
+            G=groups,
+            ROWS=rows,
+            **_row_tile(D // groups),
+        )
     return dy, dz, partial.sum(0).to(weight.dtype)
 
 @gated_norm_backward.register_fake
-def _(g, y, z, weight, rstd): return y.new_empty(y.shape), z.new_empty(z.shape), weight.new_empty(weight.shape)
+def _(g, y, z, weight, rstd):
+    return y.new_empty(y.shape), z.new_empty(z.shape), weight.new_empty(weight.shape)
 
 # %% ../../nbs/17_fused.ipynb #5e19bc4a
 @declare_temporaries(torch.ops.elleci.gated_norm_backward.default, target='cuda')
@@ -357,14 +466,23 @@ class _GatedNorm(torch.autograd.Function):
     "Gated RMSNorm of rows (R, D); saves its inputs and one fp32 number per row and group"
     @staticmethod
     def forward(ctx, y, z, weight, groups, eps, backend):
-        out, rstd = gated_norm_forward(y, z, weight, groups, eps) if backend == 'triton' else _gated_norm_torch(y, z, weight, groups, eps)
-        ctx.save_for_backward(y, z, weight, rstd); ctx.backend = backend
+        out, rstd = (
+            gated_norm_forward(y, z, weight, groups, eps)
+            if backend == 'triton'
+            else _gated_norm_torch(y, z, weight, groups, eps)
+        )
+        ctx.save_for_backward(y, z, weight, rstd)
+        ctx.backend = backend
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx, g):
-        grads = gated_norm_backward(_with_adjacent_channels(g), *ctx.saved_tensors) if ctx.backend == 'triton' else _gated_norm_backward_torch(g, *ctx.saved_tensors)
+        grads = (
+            gated_norm_backward(_with_adjacent_channels(g), *ctx.saved_tensors)
+            if ctx.backend == 'triton'
+            else _gated_norm_backward_torch(g, *ctx.saved_tensors)
+        )
         return *grads, None, None, None
 
 # %% ../../nbs/17_fused.ipynb #aa49d293
@@ -377,14 +495,23 @@ def gated_rms_norm(
     backend:str='auto', # 'torch', 'triton'; 'auto': Triton on a GPU
 )->Tensor: # (..., D) in y's dtype
     "RMSNorm of y·silu(z) within each group (Dao and Gu 2024, §7); statistics in fp32, keeps its inputs and 4 bytes per row and group"
-    D, fits = y.shape[-1] if y.ndim else 0, lambda t, shape: t.shape == shape and t.device == y.device and t.is_floating_point()
+    D = y.shape[-1] if y.ndim else 0
+    def fits(t, shape): return t.shape == shape and t.device == y.device and t.is_floating_point()
     if not y.is_floating_point() or not y.ndim: raise _tensor_error('y', y, 'floats of shape (..., D)')
-    if not fits(z, y.shape): raise _tensor_error('z', z, f'floats of shape {tuple(y.shape)} on {y.device}, as y')
+    if not fits(z, y.shape):
+        raise _tensor_error('z', z, f'floats of shape {tuple(y.shape)} on {y.device}, as y')
     if not fits(weight, (D,)): raise _tensor_error('weight', weight, f'floats of shape ({D},) on {y.device}')
     if groups < 1 or D % groups: raise UserError(f'groups is {groups}: give a divisor of D = {D}.')
     backend = pick_backend(backend, y) if y.numel() else 'torch'
     with full_precision(y):
-        return _GatedNorm.apply(_with_adjacent_channels(y.reshape(-1, D)), _with_adjacent_channels(z.reshape(-1, D)), weight.contiguous(), groups, eps, backend).view(y.shape)
+        return _GatedNorm.apply(
+            _with_adjacent_channels(y.reshape(-1, D)),
+            _with_adjacent_channels(z.reshape(-1, D)),
+            weight.contiguous(),
+            groups,
+            eps,
+            backend,
+        ).view(y.shape)
 
 # %% ../../nbs/17_fused.ipynb #ddc70e4f
 def launches()->list: # (name, function without arguments)
@@ -397,6 +524,8 @@ def launches()->list: # (name, function without arguments)
             inputs = proj[..., 4096:8224], new(4128, 4), new(4128), docs, None
             found += [(f'conv_silu {name}', lambda i=inputs: conv_silu_forward(*i)),
                       (f'conv_silu {name}', lambda i=inputs, g=g: conv_silu_backward(g, *i))]
-        found += [(f'gated_rms_norm {wide}', lambda i=(y, z, new(4096)): gated_norm_forward(*i, 1, 1e-5)),
-                  (f'gated_rms_norm {wide}', lambda i=(y, y, z, new(4096), new(4096, 1)): gated_norm_backward(*i))]
+        found += [
+            (f'gated_rms_norm {wide}', lambda i=(y, z, new(4096)): gated_norm_forward(*i, 1, 1e-5)),
+            (f'gated_rms_norm {wide}', lambda i=(y, y, z, new(4096), new(4096, 1)): gated_norm_backward(*i)),
+        ]
     return found

@@ -13,7 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from ..core import UserError, effective_device_type, autocast_device, compute_dtype, full_precision, require
+from elleci.core import (
+    UserError,
+    effective_device_type,
+    autocast_device,
+    compute_dtype,
+    full_precision,
+    require,
+)
 from .pointwise import tensor_error
 from .triton_compat import cdiv, register_flops, jit, next_power_of_2, pick_backend, tl
 from ..memory.dryrun import declare_temporaries
@@ -40,7 +47,8 @@ def cross_entropy_(
     lse = total.log().add_(top)
     loss = (lse - (1 - label_smoothing)*picked - label_smoothing*mean + z_loss*lse*lse).masked_fill_(~live, 0)
     if not grad: return loss
-    x.mul_(((scale + 2*scale*z_loss*lse)/total + (picked - picked))[:, None])     # NaN for a label that is no word
+    # NaN for a label that is no word
+    x.mul_(((scale + 2*scale*z_loss*lse)/total + (picked - picked))[:, None])
     if label_smoothing: x.sub_(scale*label_smoothing/V)
     x.scatter_(1, y, x.gather(1, y) - scale*(1 - label_smoothing)).masked_fill_(~live[:, None], 0)
     return loss
@@ -50,14 +58,17 @@ def cross_entropy_(
 def cross_entropy_kernel(logits, grad, labels, loss, stride_x_row, stride_g_row, V, ignore_index, z_loss, label_smoothing, scale,
                          HAS_GRAD: tl.constexpr, HAS_SMOOTHING: tl.constexpr, BLOCK: tl.constexpr):
     "L = log Σ exp x; loss = L − (1−ε)·x[y] − ε·mean(x) + z·L²; grad = scale·((1 + 2zL)·exp(x − L) − (1−ε)·[y] − ε/V)"
-    # Grid: one program per row, tiles of BLOCK words; everything in fp32. grad may be the row's own memory: tiles upwards, a barrier in each
-    # Reads 4·V bytes twice (the second time from the cache), writes 2·V or 4·V of gradient. Oracle: cross_entropy_ in float64
+    # Grid: one program per row, tiles of BLOCK words; everything in fp32. grad may be the row's own memory:
+    # tiles upwards, a barrier in each
+    # Reads 4·V bytes twice (the second time from the cache), writes 2·V or 4·V of gradient. Oracle:
+    # cross_entropy_ in float64
     row, at = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     x, g, y = logits + row*stride_x_row, grad + row*stride_g_row, tl.load(labels + row)
     if y == ignore_index:
         tl.store(loss + row, 0.)
         if HAS_GRAD:
-            for s in range(0, V, BLOCK): tl.store(g + s + at, tl.zeros((BLOCK,), grad.dtype.element_ty), mask=s + at < V)
+            for s in range(0, V, BLOCK):
+                tl.store(g + s + at, tl.zeros((BLOCK,), grad.dtype.element_ty), mask=s + at < V)
     else:
         top, total, logit_sum = float('-inf'), tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
         for s in range(0, V, BLOCK):
@@ -72,7 +83,8 @@ def cross_entropy_kernel(logits, grad, labels, loss, stride_x_row, stride_g_row,
         if HAS_SMOOTHING: row_loss -= label_smoothing/V*tl.sum(logit_sum, 0)
         tl.store(loss + row, row_loss)
         if HAS_GRAD:
-            exp_scale = 1 + 2*z_loss*lse + (picked - picked)                                # NaN for a label that is no word
+            # NaN for a label that is no word
+            exp_scale = 1 + 2*z_loss*lse + (picked - picked)
             for s in range(0, V, BLOCK):
                 v = tl.load(x + s + at, mask=s + at < V, other=float('-inf'))
                 p = tl.exp(v - lse)*exp_scale - tl.where(s + at == y, 1 - label_smoothing, 0.)
@@ -95,8 +107,22 @@ def _cross_entropy_triton(
     (N, V), loss = x.shape, x.new_empty(len(x))
     g = x if dtype in (None, x.dtype) else x.as_strided((N, x.stride(0)), (x.stride(0), 1)).view(dtype)[:, :V]
     with torch.cuda.device_of(x):
-        cross_entropy_kernel[(N,)](x, g, labels, loss, x.stride(0), g.stride(0), V, ignore_index, z_loss, label_smoothing, scale,
-                                   HAS_GRAD=dtype is not None, HAS_SMOOTHING=label_smoothing > 0, **_tile(V))
+        cross_entropy_kernel[(N,)](
+            x,
+            g,
+            labels,
+            loss,
+            x.stride(0),
+            g.stride(0),
+            V,
+            ignore_index,
+            z_loss,
+            label_smoothing,
+            scale,
+            HAS_GRAD=dtype is not None,
+            HAS_SMOOTHING=label_smoothing > 0,
+            **_tile(V),
+        )
     return loss, g
 
 # %% ../../nbs/45_linear_cross_entropy.ipynb #9a2460c0
@@ -142,12 +168,18 @@ def _cast_dtypes(dtype, compute, operand):
 def _buffers(hidden, weight, compute, triton, need, chunk, slab):
     "name: (shape, dtype) of all temporaries; 'rows' stands for what torch takes per token"
     (wide, operand, written), (V, D) = _working_dtypes(hidden, compute, triton), weight.shape
-    per_row = 16//wide.itemsize                                         # rows begin where a card can read 16 bytes at once
+    # rows begin where a card can read 16 bytes at once
+    per_row = 16//wide.itemsize
     found = dict(logits=((chunk, cdiv(V, per_row)*per_row), wide), rows=((chunk, 16), wide))
     if any(need) and written != operand: found['gradient'] = (chunk, V), operand
-    if need[0] and not _writes_hidden_grad_directly(hidden, operand, wide, slab < V): found['share'] = (chunk, D), wide
-    found |= {f'hidden {k}': ((chunk, D), t) for k, t in enumerate(_cast_dtypes(hidden.dtype, compute, operand))}
-    return found | {f'weight {k}': ((slab, D), t) for k, t in enumerate(_cast_dtypes(weight.dtype, compute, operand))}
+    if need[0] and not _writes_hidden_grad_directly(hidden, operand, wide, slab < V):
+        found['share'] = (chunk, D), wide
+    found |= {
+        f'hidden {k}': ((chunk, D), t) for k, t in enumerate(_cast_dtypes(hidden.dtype, compute, operand))
+    }
+    return found | {
+        f'weight {k}': ((slab, D), t) for k, t in enumerate(_cast_dtypes(weight.dtype, compute, operand))
+    }
 
 # %% ../../nbs/45_linear_cross_entropy.ipynb #bc37e4d7
 def _hidden_grad_dtype(hidden, wide):
@@ -164,7 +196,8 @@ def _writes_hidden_grad_directly(hidden, operand, wide, parts):
 def _total_bytes(found): return sum(t.itemsize*shape[0]*shape[1] for shape, t in found.values())
 
 # %% ../../nbs/45_linear_cross_entropy.ipynb #1fb056d9
-MAX_SUM_LENGTH = 8192 # words that an fp32 product sums at a time: one long sum of 131,072 would be off by 10⁻⁵
+# words that an fp32 product sums at a time: one long sum of 131,072 would be off by 10⁻⁵
+MAX_SUM_LENGTH = 8192
 
 # %% ../../nbs/45_linear_cross_entropy.ipynb #ccf822fc
 class _ChunkPlan(NamedTuple):
@@ -177,17 +210,21 @@ class _ChunkPlan(NamedTuple):
 def _plan_chunks(hidden, weight, compute, triton, need, max_bytes):
     "The longest chunk whose temporaries fit; `UserError` where a single token does not"
     N, V = len(hidden), len(weight)
-    buffers = lambda chunk, slab: _buffers(hidden, weight, compute, triton, need, chunk, slab)
-    fixed = lambda slab: _total_bytes(buffers(0, slab))
-    fits = lambda slab: (max_bytes - fixed(slab))//(_total_bytes(buffers(1, slab)) - fixed(slab))
+    def buffers(chunk, slab): return _buffers(hidden, weight, compute, triton, need, chunk, slab)
+    def fixed(slab): return _total_bytes(buffers(0, slab))
+    def fits(slab): return (max_bytes - fixed(slab))//(_total_bytes(buffers(1, slab)) - fixed(slab))
     if fixed(1):
         part = min(V, max(1, max_bytes//8//fixed(1)))
         slab = V if 2*fits(V) >= fits(part) else part if fits(part) > 0 else 1
     else: slab = min(V, MAX_SUM_LENGTH) if compute == torch.float32 else V
     if fits(slab) < 1:
-        raise UserError(f'max_bytes is {max_bytes}, but one token of V = {V} and D = {weight.shape[1]} takes {_total_bytes(buffers(1, slab))} bytes: give that or more.')
+        raise UserError(
+            f'max_bytes is {max_bytes}, but one token of V = {V} and D = {weight.shape[1]} takes '
+            f'{_total_bytes(buffers(1, slab))} bytes: give that or more.'
+        )
     chunk = max(1, min(fits(slab), N))
-    if chunk > 128: chunk = min(N, cdiv(cdiv(N, cdiv(N, chunk//128*128)), 128)*128)       # whole tiles, and chunks of one size
+    # whole tiles, and chunks of one size
+    if chunk > 128: chunk = min(N, cdiv(cdiv(N, cdiv(N, chunk//128*128)), 128)*128)
     return _ChunkPlan(chunk, slab, buffers(chunk, slab))
 
 # %% ../../nbs/45_linear_cross_entropy.ipynb #64869fe6
@@ -212,7 +249,12 @@ def _weight_slabs(weight, plan, made):
         if 'whole' not in made: made['whole'] = _cast_through_buffers(weight, made, 'weight')
         yield 0, len(weight), made['whole']
     else:
-        for a in range(0, len(weight), plan.slab): yield a, min(a + plan.slab, len(weight)), _cast_through_buffers(weight[a:a + plan.slab], made, 'weight')
+        for a in range(0, len(weight), plan.slab):
+            yield (
+                a,
+                min(a + plan.slab, len(weight)),
+                _cast_through_buffers(weight[a : a + plan.slab], made, 'weight'),
+            )
 
 # %% ../../nbs/45_linear_cross_entropy.ipynb #3446f471
 def _hidden_grad(g, weight, out, plan, made):
@@ -228,10 +270,13 @@ def _hidden_grad(g, weight, out, plan, made):
 def _loss_and_gradients(hidden, weight, labels, rules, plan, dh, dw, dtypes, triton, scale):
     "Sum of the losses (); fills dh (N, D) and dw (V, D), times `scale`, as far as they are not None"
     (wide, operand, written), grad = dtypes, dh is not None or dw is not None
-    made = {name: hidden.new_empty(shape, dtype=t) for name, (shape, t) in plan.buffers.items() if name != 'rows'}
+    made = {
+        name: hidden.new_empty(shape, dtype=t) for name, (shape, t) in plan.buffers.items() if name != 'rows'
+    }
     total = hidden.new_zeros((), dtype=wide)
     for i in range(0, len(hidden), plan.chunk):
-        h, y = _cast_through_buffers(hidden[i:i + plan.chunk], made, 'hidden'), labels[i:i + plan.chunk].to(torch.int64)
+        h = _cast_through_buffers(hidden[i:i + plan.chunk], made, 'hidden')
+        y = labels[i:i + plan.chunk].to(torch.int64)
         x = made['logits'][:len(h), :len(weight)]
         for a, b, w in _weight_slabs(weight, plan, made): _matmul_into(h, w.t(), x[:, a:b])
         if triton: loss, g = _cross_entropy_triton(x, y, *rules, written if grad else None, scale)
@@ -255,11 +300,15 @@ def _linear_cross_entropy(
     if not len(hidden): dw.zero_()
     rules = ignore_index, z_loss, label_smoothing
     wanted = dh if need_hidden else None, dw if need_weight else None
-    total = _loss_and_gradients(hidden, weight, labels, rules, plan, *wanted, dtypes, triton, _grad_scale(compute, z_loss))
+    total = _loss_and_gradients(
+        hidden, weight, labels, rules, plan, *wanted, dtypes, triton, _grad_scale(compute, z_loss)
+    )
     return total, dh, dw
 
 # %% ../../nbs/45_linear_cross_entropy.ipynb #25d9a856
-linear_cross_entropy_op = torch.library.custom_op('elleci::linear_cross_entropy', _linear_cross_entropy, mutates_args=())
+linear_cross_entropy_op = torch.library.custom_op(
+    'elleci::linear_cross_entropy', _linear_cross_entropy, mutates_args=()
+)
 
 @linear_cross_entropy_op.register_fake
 def _(hidden, weight, labels, ignore_index, z_loss, label_smoothing, max_bytes, compute, need_hidden, need_weight, triton):
@@ -286,7 +335,14 @@ def loss_bytes_moved(
 )->int: # bytes
     "What the operator, given these arguments, moves inside itself, by `loss_cost`; the hidden states left out"
     plan = _plan_chunks(hidden, weight, compute, triton, (need_hidden, need_weight), max_bytes)
-    moved = loss_cost(len(hidden), weight.shape[1], len(weight), plan.chunk, compute.itemsize, weight.itemsize if plan.slab < len(weight) else 0)
+    moved = loss_cost(
+        len(hidden),
+        weight.shape[1],
+        len(weight),
+        plan.chunk,
+        compute.itemsize,
+        weight.itemsize if plan.slab < len(weight) else 0,
+    )
     return (moved.weight + moved.logits)*(1 + need_hidden + need_weight)//3
 
 # %% ../../nbs/45_linear_cross_entropy.ipynb #749efa35
@@ -295,7 +351,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden, weight, *how):
         labels, ignore_index, z_loss, label_smoothing, max_bytes, compute, *need, triton = how
-        make = linear_cross_entropy_op if triton or torch.compiler.is_compiling() else _linear_cross_entropy        # torch code needs no operator around it
+        # torch code needs no operator around it
+        make = linear_cross_entropy_op if triton or torch.compiler.is_compiling() else _linear_cross_entropy
         total, dh, dw = make(hidden, weight, *how)
         ctx.save_for_backward(dh, dw)
         ctx.need, ctx.spent, ctx.scale = need, False, _grad_scale(compute, z_loss)
@@ -304,11 +361,18 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, g):
-        if ctx.spent: raise UserError('The gradients of this loss were given away by its first backward pass: call linear_cross_entropy again.')
+        if ctx.spent:
+            raise UserError(
+                'The gradients of this loss were given away by its first backward pass: '
+                'call linear_cross_entropy again.'
+            )
         tracing = torch.compiler.is_compiling()
         if not tracing: ctx.spent = True
         if ctx.scale != 1: g = g/ctx.scale
-        grads = [None if not need else d*g if tracing else d.mul_(g) for d, need in zip(ctx.saved_tensors, ctx.need)]
+        grads = [
+            None if not need else d * g if tracing else d.mul_(g)
+            for d, need in zip(ctx.saved_tensors, ctx.need)
+        ]
         return *grads, *[None]*9
 
 # %% ../../nbs/45_linear_cross_entropy.ipynb #2c523fba
@@ -322,14 +386,24 @@ def _reference(h, w, y, ignore_index, z_loss, label_smoothing, max_bytes):
 def _torch_native(h, w, y, ignore_index, z_loss, label_smoothing, max_bytes):
     "Sum of the losses by torch, in hidden's dtype"
     if z_loss: raise UserError("backend='torch_native' has no z_loss: use 'auto'.")
-    if not hasattr(F, 'linear_cross_entropy'): raise UserError("backend='torch_native' needs torch 2.13 or later: use 'auto'.")
-    return F.linear_cross_entropy(h, w, y, reduction='sum', ignore_index=ignore_index, label_smoothing=label_smoothing,
-                                  options=torch.nn.LinearCrossEntropyOptions())
+    if not hasattr(F, 'linear_cross_entropy'):
+        raise UserError("backend='torch_native' needs torch 2.13 or later: use 'auto'.")
+    return F.linear_cross_entropy(
+        h,
+        w,
+        y,
+        reduction='sum',
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+        options=torch.nn.LinearCrossEntropyOptions(),
+    )
 
 # %% ../../nbs/45_linear_cross_entropy.ipynb #40f5580e
 def _liger(h, w, y, ignore_index, z_loss, label_smoothing, max_bytes):
     "Sum of the losses by Liger-Kernel, whose chunks are as large as the hidden states"
-    fused = require('liger_kernel.ops.fused_linear_cross_entropy', "use backend='liger'").LigerFusedLinearCrossEntropyFunction
+    fused = require(
+        'liger_kernel.ops.fused_linear_cross_entropy', "use backend='liger'"
+    ).LigerFusedLinearCrossEntropyFunction
     return fused.apply(h, w, y, None, None, ignore_index, z_loss, label_smoothing, 'sum')[0]
 
 # %% ../../nbs/45_linear_cross_entropy.ipynb #389bee0e
@@ -341,23 +415,38 @@ def _check_labels(labels, V, ignore_index):
     bad = ((labels < 0) | (labels >= V)) & (labels != ignore_index)
     if not bad.any(): return
     where = tuple(bad.nonzero()[0].tolist())
-    raise UserError(f'labels{list(where)} is {int(labels[where])}: give words from 0 to {V - 1}, or {ignore_index} for what is not counted.')
+    raise UserError(
+        f'labels{list(where)} is {int(labels[where])}: give words from 0 to {V - 1}, '
+        f'or {ignore_index} for what is not counted.'
+    )
 
 # %% ../../nbs/45_linear_cross_entropy.ipynb #e0276aa7
 def _check_inputs(hidden, weight, labels, reduction, z_loss, label_smoothing):
     "`UserError` for what cannot be computed; the dtype in which the products are meant"
-    if not hidden.ndim or not hidden.is_floating_point(): raise tensor_error('hidden', hidden, 'floats of shape (…, D)')
-    if weight.ndim != 2 or weight.shape[1] != hidden.shape[-1] or not len(weight) or not weight.is_floating_point() or weight.device != hidden.device:
+    if not hidden.ndim or not hidden.is_floating_point():
+        raise tensor_error('hidden', hidden, 'floats of shape (…, D)')
+    if (
+        weight.ndim != 2
+        or weight.shape[1] != hidden.shape[-1]
+        or not len(weight)
+        or not weight.is_floating_point()
+        or weight.device != hidden.device
+    ):
         raise tensor_error('weight', weight, f'floats of shape (V, {hidden.shape[-1]}) on {hidden.device}')
     whole = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
     if labels.shape != hidden.shape[:-1] or not whole or labels.device != hidden.device:
-        raise tensor_error('labels', labels, f'whole numbers of shape {tuple(hidden.shape[:-1])} on {hidden.device}')
+        raise tensor_error(
+            'labels', labels, f'whole numbers of shape {tuple(hidden.shape[:-1])} on {hidden.device}'
+        )
     if reduction not in ('mean', 'sum'): raise UserError(f"reduction is {reduction!r}: use 'mean' or 'sum'.")
-    if not 0 <= label_smoothing < 1: raise UserError(f'label_smoothing is {label_smoothing}: give 0 to below 1.')
+    if not 0 <= label_smoothing < 1:
+        raise UserError(f'label_smoothing is {label_smoothing}: give 0 to below 1.')
     if not 0 <= z_loss < float('inf'): raise UserError(f'z_loss is {z_loss}: give 0 or more.')
     device, kinds = autocast_device(hidden.device), (hidden.dtype, weight.dtype)
-    if torch.is_autocast_enabled(device) and torch.float64 not in kinds: return torch.get_autocast_dtype(device)
-    if hidden.dtype != weight.dtype: raise tensor_error('weight', weight, f'{str(hidden.dtype)[6:]}, as hidden, or switch autocast on')
+    if torch.is_autocast_enabled(device) and torch.float64 not in kinds:
+        return torch.get_autocast_dtype(device)
+    if hidden.dtype != weight.dtype:
+        raise tensor_error('weight', weight, f'{str(hidden.dtype)[6:]}, as hidden, or switch autocast on')
     return hidden.dtype
 
 # %% ../../nbs/45_linear_cross_entropy.ipynb #987db357
@@ -382,12 +471,18 @@ def linear_cross_entropy(
     with full_precision(h):
         trained = torch.is_grad_enabled() and (h.requires_grad or weight.requires_grad)
         if trained and compute == torch.float16 and backend in ('torch_native', 'liger'):
-            raise UserError(f"backend={backend!r} rounds the logits' gradient to fp16 before the loss scale reaches it, "
-                            "and loses that of rare words: use 'auto'.")
-        if backend in OTHER_BACKENDS: total = OTHER_BACKENDS[backend](h.to(compute), weight.to(compute), y.long(), *how).to(compute_dtype(h))
+            raise UserError(
+                f"backend={backend!r} rounds the logits' gradient to fp16 before the loss scale reaches it, "
+                "and loses that of rare words: use 'auto'."
+            )
+        if backend in OTHER_BACKENDS:
+            total = OTHER_BACKENDS[backend](h.to(compute), weight.to(compute), y.long(), *how).to(
+                compute_dtype(h)
+            )
         else:
             triton = pick_backend(backend, h) == 'triton'
-            if triton and torch.float64 in (h.dtype, weight.dtype): raise UserError("The kernel computes in fp32: use backend='torch' for float64.")
+            if triton and torch.float64 in (h.dtype, weight.dtype):
+                raise UserError("The kernel computes in fp32: use backend='torch' for float64.")
             h, weight = (t if t.stride(-1) == 1 else t.contiguous() for t in (h, weight))
             need = [torch.is_grad_enabled() and t.requires_grad for t in (h, weight)]
             total = _LinearCrossEntropy.apply(h, weight, y, *how, compute, *need, triton)
@@ -399,6 +494,11 @@ def launches()->list: # (name, function without arguments)
     def one(dtype, smoothing=0., words=32128):
         x, y = torch.zeros(4, words), torch.zeros(4, dtype=torch.int64)
         return lambda: _cross_entropy_triton(x, y, -100, 0., smoothing, dtype)
-    kinds = {'gradient bfloat16': (torch.bfloat16,), 'gradient float16': (torch.float16,),
-             'gradient float32': (torch.float32,), 'loss alone': (None,), 'smoothing, bfloat16': (torch.bfloat16, .1)}
+    kinds = {
+        'gradient bfloat16': (torch.bfloat16,),
+        'gradient float16': (torch.float16,),
+        'gradient float32': (torch.float32,),
+        'loss alone': (None,),
+        'smoothing, bfloat16': (torch.bfloat16, 0.1),
+    }
     return [(f'cross_entropy {name}', one(*how)) for name, how in kinds.items()]

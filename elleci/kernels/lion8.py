@@ -20,7 +20,8 @@ def stochastic_round(
     bits:Tensor, # int32, same shape; the lower 16 count
 )->Tensor: # fp32, each a bf16 number; NaN stays NaN
     "`x` rounded up or down to bf16, unbiased if the bits are"
-    out = x.nan_to_num(torch.nan, torch.inf, -torch.inf)       # every NaN becomes torch's own, which 16 bits cannot overflow
+    # every NaN becomes torch's own, which 16 bits cannot overflow
+    out = x.nan_to_num(torch.nan, torch.inf, -torch.inf)
     out.view(torch.int32).add_(bits & 0xFFFF).bitwise_and_(-65536)
     return out
 
@@ -62,7 +63,8 @@ def quantize_momentum(
     bits:Tensor, # (R, C) int32; the upper 16 count
 )->tuple[Tensor, Tensor]: # codes (R, C) int8, scales (R,) fp32: infinite where a block holds NaN or infinity
     "Momentum to codes q with m ≈ q·|q|·scale, unbiased if the bits are"
-    size = m.abs(); top = size.amax(1)
+    size = m.abs()
+    top = size.amax(1)
     top = torch.where(top.isnan(), torch.inf, torch.where(top < MIN_SCALE, 0., top))
     full = torch.full_like(top, MAX_SQUARED_CODE)
     size *= torch.where((top > 0) & (top < torch.inf), full/top, 0.)[:, None]
@@ -90,11 +92,14 @@ def _update(weight, grad, q, scale, bits, rates):
     m, g = dequantize_momentum(q, scale), grad.float()
     u = (m*b1).add_(g*c1)
     move = u.sign().add_(u.sub_(u)).mul_(lr)
-    w = (weight*decay_factor if weight.dtype == torch.float32 else weight.float().mul_(decay_factor)).sub_(move)
+    w = (weight * decay_factor if weight.dtype == torch.float32 else weight.float().mul_(decay_factor)).sub_(
+        move
+    )
     weight.copy_(w if weight.dtype == torch.float32 else stochastic_round(w, bits))
     del u, move, w
     codes, scales = quantize_momentum(m.mul_(b2).add_(g*c2), bits)
-    q.copy_(codes); scale.copy_(scales)
+    q.copy_(codes)
+    scale.copy_(scales)
 
 # %% ../../nbs/58_lion8.ipynb #cbaafa97
 BLOCKS_PER_SLICE = 256               # blocks in a slice of the torch twin
@@ -105,10 +110,18 @@ def _lion8_torch(weight, grad, momentum, scale, rates, key):
     full = weight.numel()//BLOCK
     edges = [*range(0, full, BLOCKS_PER_SLICE), full]
     parts = [(a, b, BLOCK) for a, b in zip(edges, edges[1:])]
-    if weight.numel() % BLOCK: parts.append((full, full + 1, weight.numel() % BLOCK))        # the last block, ragged
+    # the last block, ragged
+    if weight.numel() % BLOCK: parts.append((full, full + 1, weight.numel() % BLOCK))
     for a, b, C in parts:
-        cut = lambda t: t[a*BLOCK:a*BLOCK + (b - a)*C].view(-1, C)
-        _update(cut(weight), cut(grad), cut(momentum), scale[a:b], random_bits(a, b - a, key, weight.device)[:, :C], rates)
+        def cut(t): return t[a*BLOCK:a*BLOCK + (b - a)*C].view(-1, C)
+        _update(
+            cut(weight),
+            cut(grad),
+            cut(momentum),
+            scale[a:b],
+            random_bits(a, b - a, key, weight.device)[:, :C],
+            rates,
+        )
 
 # %% ../../nbs/58_lion8.ipynb #da54cb16
 def lion8_state(
@@ -116,14 +129,16 @@ def lion8_state(
 )->tuple[Tensor, Tensor]: # momentum (n,) int8, scale (n/256 rounded up,) fp32, on the weight's device
     "Zero momentum for a weight of n numbers"
     n = weight.numel()
-    new = lambda size, dtype: weight.new_zeros(size, dtype=dtype)          # made from the weight: in a dry run it belongs to the weight's layer
+    # made from the weight: in a dry run it belongs to the weight's layer
+    def new(size, dtype): return weight.new_zeros(size, dtype=dtype)
     return new(n, torch.int8), new(cdiv(n, BLOCK), torch.float32)
 
 # %% ../../nbs/58_lion8.ipynb #71366ce2
 @jit
 def lion8_kernel(weight, grad, momentum, scale, lr, decay_factor, b1, c1, b2, c2, key, n, ROUND: tl.constexpr, ROWS: tl.constexpr, C: tl.constexpr):
     "u = b1·m + c1·g; weight = kept·weight − lr·sign(u), rounded at random if ROUND; m = b2·m + c2·g, where m = q·|q|·scale"
-    # Grid: blocks/ROWS programs; one holds ROWS blocks of C numbers, all arithmetic in fp32. Oracle: _lion8_torch, bit for bit
+    # Grid: blocks/ROWS programs; one holds ROWS blocks of C numbers, all arithmetic in fp32. Oracle:
+    # _lion8_torch, bit for bit
     # Reads weight, grad, momentum, scale once; writes weight, momentum, scale once
     block, place = tl.program_id(0).to(tl.int64)*ROWS + tl.arange(0, ROWS), tl.arange(0, C)
     at, own = block[:, None]*C + place[None, :], block*C < n
@@ -162,8 +177,20 @@ def lion8(weight:Tensor, grad:Tensor, momentum:Tensor, scale:Tensor, lr:float, d
     rates, key, n = (lr, decay_factor, b1, 1 - b1, b2, 1 - b2), hash_key(seed), weight.numel()
     if not triton: return _lion8_torch(*(t.view(-1) for t in (weight, grad, momentum, scale)), rates, key)
     with torch.cuda.device_of(weight):
-        lion8_kernel[(cdiv(n, 8*BLOCK),)](weight, grad, momentum, scale, *rates, key, n, ROUND=weight.dtype == torch.bfloat16, ROWS=8, C=BLOCK,
-                                          num_warps=4, enable_fp_fusion=False)
+        lion8_kernel[(cdiv(n, 8 * BLOCK),)](
+            weight,
+            grad,
+            momentum,
+            scale,
+            *rates,
+            key,
+            n,
+            ROUND=weight.dtype == torch.bfloat16,
+            ROWS=8,
+            C=BLOCK,
+            num_warps=4,
+            enable_fp_fusion=False,
+        )
 
 @lion8.register_fake
 def _(weight, grad, momentum, scale, lr, decay_factor, b1, b2, seed, triton): return None
@@ -187,11 +214,22 @@ def lion8_step(
     backend:str='auto', # 'torch', 'triton'; 'auto': Triton on a GPU
 ):
     "Lion (Chen et al. 2023, alg. 2) with momentum in 8 bits; bf16 weights and the momentum are rounded at random"
-    check_hyperparameters(lr, betas, weight_decay, seed); _check(weight, grad, momentum, scale)
+    check_hyperparameters(lr, betas, weight_decay, seed)
+    _check(weight, grad, momentum, scale)
     backend = pick_backend(backend, weight)
     if not weight.numel(): return
     with torch.no_grad():
-        lion8(weight, grad.contiguous(), momentum, scale, float(lr), 1 - lr*weight_decay, *map(float, betas), seed, backend == 'triton')
+        lion8(
+            weight,
+            grad.contiguous(),
+            momentum,
+            scale,
+            float(lr),
+            1 - lr * weight_decay,
+            *map(float, betas),
+            seed,
+            backend == 'triton',
+        )
 
 # %% ../../nbs/58_lion8.ipynb #bc7e7805
 def check_hyperparameters(
@@ -201,9 +239,11 @@ def check_hyperparameters(
     seed:int,
 ):
     "`UserError` for numbers that no step can be made with"
-    if len(betas) != 2 or not all(0 <= b < 1 for b in betas): raise UserError(f'betas is {betas!r}: give two numbers from 0 to below 1.')
+    if len(betas) != 2 or not all(0 <= b < 1 for b in betas):
+        raise UserError(f'betas is {betas!r}: give two numbers from 0 to below 1.')
     if not 0 <= lr < float('inf'): raise UserError(f'lr is {lr!r}: give 0 or more.')
-    if not 0 <= weight_decay < float('inf'): raise UserError(f'weight_decay is {weight_decay!r}: give 0 or more.')
+    if not 0 <= weight_decay < float('inf'):
+        raise UserError(f'weight_decay is {weight_decay!r}: give 0 or more.')
     if not 0 <= seed < 2**63: raise UserError(f'seed is {seed!r}: give a whole number from 0 to 2⁶³ − 1.')
 
 # %% ../../nbs/58_lion8.ipynb #62c7f540
@@ -211,19 +251,37 @@ def _check(weight, grad, momentum, scale):
     "`UserError` for tensors that do not belong together"
     n, kinds = weight.numel(), (torch.float32, torch.bfloat16)
     def need(ok, name, t, wanted):
-        if not ok: raise UserError(f'{name} is {str(t.dtype)[6:]} of shape {tuple(t.shape)} on {t.device}: give {wanted}.')
-    need(weight.dtype in kinds and weight.is_contiguous(), 'weight', weight, 'a contiguous fp32 or bf16 tensor')
+        if not ok:
+            raise UserError(
+                f'{name} is {str(t.dtype)[6:]} of shape {tuple(t.shape)} on {t.device}: give {wanted}.'
+            )
+    need(
+        weight.dtype in kinds and weight.is_contiguous(), 'weight', weight, 'a contiguous fp32 or bf16 tensor'
+    )
     need(grad.dtype in kinds and grad.shape == weight.shape and grad.device == weight.device, 'grad', grad,
          f'fp32 or bf16 of shape {tuple(weight.shape)} on {weight.device}, as weight')
-    for name, t, dtype, size in (('momentum', momentum, torch.int8, n), ('scale', scale, torch.float32, cdiv(n, BLOCK))):
-        need(t.dtype == dtype and t.shape == (size,) and t.device == weight.device and t.is_contiguous(), name, t,
-             f'{str(dtype)[6:]} of shape ({size},) on {weight.device}, as `lion8_state` makes it')
+    for name, t, dtype, size in (
+        ('momentum', momentum, torch.int8, n),
+        ('scale', scale, torch.float32, cdiv(n, BLOCK)),
+    ):
+        need(
+            t.dtype == dtype and t.shape == (size,) and t.device == weight.device and t.is_contiguous(),
+            name,
+            t,
+            f'{str(dtype)[6:]} of shape ({size},) on {weight.device}, as `lion8_state` makes it',
+        )
 
 # %% ../../nbs/58_lion8.ipynb #17ac923a
 def launches()->list: # (name, function without arguments)
     "What `elleci.kernels.triton_compat.compile_report` compiles: one feed-forward matrix of recipe A, on CPU tensors"
     def one(weights, gradients):
         w = torch.zeros(2048, 5632, dtype=weights)
-        return lambda: lion8(w, torch.zeros(w.shape, dtype=gradients), *lion8_state(w), 3e-5, 1., .9, .99, 0, True)
-    kinds = ((torch.bfloat16, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.float32, torch.float32))
+        return lambda: lion8(
+            w, torch.zeros(w.shape, dtype=gradients), *lion8_state(w), 3e-5, 1.0, 0.9, 0.99, 0, True
+        )
+    kinds = (
+        (torch.bfloat16, torch.float32),
+        (torch.bfloat16, torch.bfloat16),
+        (torch.float32, torch.float32),
+    )
     return [(f'lion8 {str(w)[6:]}, gradient {str(g)[6:]}', one(w, g)) for w, g in kinds]

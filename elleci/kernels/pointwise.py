@@ -63,7 +63,8 @@ def _silu_mul_backward_torch(g, gate_up):
 def rms_norm_forward_kernel(x, weight, out, rstd, stride_x_row, eps, D, BLOCK: tl.constexpr):
     "out = weight·x·r, r = (mean over D of x² + eps)^−½"
     # Grid: R programs, each one row of D ≤ BLOCK channels. Sum and products in fp32, out rounded once
-    # Reads x once (weight stays in the cache); writes out once and 4 bytes a row of rstd. Oracle: rms_norm_naive in float64
+    # Reads x once (weight stays in the cache); writes out once and 4 bytes a row of rstd. Oracle:
+    # rms_norm_naive in float64
     row, c = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     ok = c < D
     x_ = tl.load(x + row*stride_x_row + c, mask=ok, other=0.).to(tl.float32)
@@ -76,12 +77,15 @@ def rms_norm_forward_kernel(x, weight, out, rstd, stride_x_row, eps, D, BLOCK: t
 @jit
 def rms_norm_backward_kernel(g, x, weight, rstd, dx, partial, R, rows, stride_g_row, stride_x_row, D, BLOCK: tl.constexpr):
     "n = x·r, h = g·weight; dx = r(h − n·mean(h·n)), partial = Σ over the program's rows of g·n"
-    # Grid: R/rows programs of `rows` neighbouring rows. Accumulator: BLOCK fp32 for the weight, added to in the order of the rows
-    # Reads g and x once and rstd; writes dx once, and 4·D bytes a program for partial. Oracle: autograd of rms_norm_naive in float64
+    # Grid: R/rows programs of `rows` neighbouring rows. Accumulator: BLOCK fp32 for the weight, added to in
+    # the order of the rows
+    # Reads g and x once and rstd; writes dx once, and 4·D bytes a program for partial. Oracle: autograd of
+    # rms_norm_naive in float64
     pid, c = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     row, ok = pid*rows, c < D
     w, dw = tl.load(weight + c, mask=ok, other=0.).to(tl.float32), tl.zeros((BLOCK,), tl.float32)
-    next_x, next_g = tl.load(x + row*stride_x_row + c, mask=ok, other=0.), tl.load(g + row*stride_g_row + c, mask=ok, other=0.)
+    next_x = tl.load(x + row*stride_x_row + c, mask=ok, other=0.)
+    next_g = tl.load(g + row*stride_g_row + c, mask=ok, other=0.)
     next_r = tl.load(rstd + row)
     for s in range(rows):
         n, g_, r = next_x.to(tl.float32)*next_r, next_g.to(tl.float32), next_r
@@ -99,7 +103,8 @@ def rms_norm_backward_kernel(g, x, weight, rstd, dx, partial, R, rows, stride_g_
 @jit
 def silu_mul_forward_kernel(gate_up, out, stride_in_row, F, BLOCK: tl.constexpr):
     "out = silu(gate)·up, gate and up the halves of a row"
-    # Grid: R × F/BLOCK programs, columns fastest. In fp32, rounded once. Reads gate_up once, writes out once. Oracle: silu_mul_naive in float64
+    # Grid: R × F/BLOCK programs, columns fastest. In fp32, rounded once. Reads gate_up once, writes out once.
+    # Oracle: silu_mul_naive in float64
     blocks, pid = tl.cdiv(F, BLOCK), tl.program_id(0)
     row, c = (pid//blocks).to(tl.int64), pid % blocks*BLOCK + tl.arange(0, BLOCK)
     a = tl.load(gate_up + row*stride_in_row + c, mask=c < F, other=0.).to(tl.float32)
@@ -110,7 +115,8 @@ def silu_mul_forward_kernel(gate_up, out, stride_in_row, F, BLOCK: tl.constexpr)
 @jit
 def silu_mul_backward_kernel(g, gate_up, d, stride_g_row, stride_in_row, F, BLOCK: tl.constexpr):
     "d = (g·up·σ(1 + a(1 − σ)), g·a·σ) side by side, a the gate, σ = σ(a)"
-    # Grid and arithmetic as forward. Reads g and gate_up once, writes d once. Oracle: autograd of silu_mul_naive in float64
+    # Grid and arithmetic as forward. Reads g and gate_up once, writes d once. Oracle: autograd of
+    # silu_mul_naive in float64
     blocks, pid = tl.cdiv(F, BLOCK), tl.program_id(0)
     row, c = (pid//blocks).to(tl.int64), pid % blocks*BLOCK + tl.arange(0, BLOCK)
     g_ = tl.load(g + row*stride_g_row + c, mask=c < F, other=0.).to(tl.float32)
@@ -130,7 +136,8 @@ def row_tile(
     return dict(BLOCK=BLOCK, num_warps=min(16, max(1, BLOCK//(32*numbers_per_thread))))
 
 # %% ../../nbs/15_pointwise.ipynb #6dbcf925
-def _rows_per_program(R, D): return cdiv(R, 256*max(1, 2048//next_power_of_2(D)))   # rows of a backward program
+# rows of a backward program
+def _rows_per_program(R, D): return cdiv(R, 256*max(1, 2048//next_power_of_2(D)))
 
 # %% ../../nbs/15_pointwise.ipynb #1fd6974d
 @torch.library.custom_op('elleci::rms_norm_forward', mutates_args=())
@@ -138,7 +145,9 @@ def rms_norm_forward(x:Tensor, weight:Tensor, eps:float)->tuple[Tensor, Tensor]:
     "The forward kernel on rows x (R, D): the output (R, D) in x's dtype and r (R, 1) fp32"
     out, rstd = x.new_empty(x.shape), x.new_empty(len(x), 1, dtype=torch.float32)
     with torch.cuda.device_of(x):
-        rms_norm_forward_kernel[(len(x),)](x, weight, out, rstd, x.stride(0), eps, x.shape[1], **row_tile(x.shape[1], 16))
+        rms_norm_forward_kernel[(len(x),)](
+            x, weight, out, rstd, x.stride(0), eps, x.shape[1], **row_tile(x.shape[1], 16)
+        )
     return out, rstd
 
 @rms_norm_forward.register_fake
@@ -151,7 +160,9 @@ def rms_norm_backward(g:Tensor, x:Tensor, weight:Tensor, rstd:Tensor)->tuple[Ten
     (R, D), rows = x.shape, _rows_per_program(*x.shape)
     partial, dx = x.new_empty(cdiv(R, rows), D, dtype=torch.float32), x.new_empty(x.shape)
     with torch.cuda.device_of(x):
-        rms_norm_backward_kernel[(len(partial),)](g, x, weight, rstd, dx, partial, R, rows, g.stride(0), x.stride(0), D, **row_tile(D, 8))
+        rms_norm_backward_kernel[(len(partial),)](
+            g, x, weight, rstd, dx, partial, R, rows, g.stride(0), x.stride(0), D, **row_tile(D, 8)
+        )
     return dx, partial.sum(0).to(weight.dtype)
 
 @rms_norm_backward.register_fake
@@ -169,7 +180,8 @@ def silu_mul_forward(gate_up:Tensor)->Tensor:
     "The forward kernel on rows (R, 2F): silu(gate)·up (R, F)"
     R, F = len(gate_up), gate_up.shape[1]//2
     out, tile = gate_up.new_empty(R, F), row_tile(min(F, 1024), 8)
-    with torch.cuda.device_of(gate_up): silu_mul_forward_kernel[(R*cdiv(F, tile['BLOCK']),)](gate_up, out, gate_up.stride(0), F, **tile)
+    with torch.cuda.device_of(gate_up):
+        silu_mul_forward_kernel[(R*cdiv(F, tile['BLOCK']),)](gate_up, out, gate_up.stride(0), F, **tile)
     return out
 
 @silu_mul_forward.register_fake
@@ -181,7 +193,10 @@ def silu_mul_backward(g:Tensor, gate_up:Tensor)->Tensor:
     "The backward kernel on rows: the gradient of gate and up side by side (R, 2F)"
     d, (R, F) = gate_up.new_empty(gate_up.shape), g.shape
     tile = row_tile(min(F, 1024), 8)
-    with torch.cuda.device_of(g): silu_mul_backward_kernel[(R*cdiv(F, tile['BLOCK']),)](g, gate_up, d, g.stride(0), gate_up.stride(0), F, **tile)
+    with torch.cuda.device_of(g):
+        silu_mul_backward_kernel[(R * cdiv(F, tile['BLOCK']),)](
+            g, gate_up, d, g.stride(0), gate_up.stride(0), F, **tile
+        )
     return d
 
 @silu_mul_backward.register_fake
@@ -192,14 +207,21 @@ class _RMSNorm(torch.autograd.Function):
     "RMSNorm of rows (R, D); saves its inputs and one number per row"
     @staticmethod
     def forward(ctx, x, weight, eps, backend):
-        out, rstd = rms_norm_forward(x, weight, eps) if backend == 'triton' else rms_norm_torch(x, weight, eps)
-        ctx.save_for_backward(x, weight, rstd); ctx.backend = backend
+        out, rstd = (
+            rms_norm_forward(x, weight, eps) if backend == 'triton' else rms_norm_torch(x, weight, eps)
+        )
+        ctx.save_for_backward(x, weight, rstd)
+        ctx.backend = backend
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx, g):
-        grads = rms_norm_backward(as_rows(g), *ctx.saved_tensors) if ctx.backend == 'triton' else rms_norm_backward_torch(g, *ctx.saved_tensors)
+        grads = (
+            rms_norm_backward(as_rows(g), *ctx.saved_tensors)
+            if ctx.backend == 'triton'
+            else rms_norm_backward_torch(g, *ctx.saved_tensors)
+        )
         return *grads, None, None
 
 # %% ../../nbs/15_pointwise.ipynb #bef3c291
@@ -217,7 +239,9 @@ def tensor_error(
     expected:str, # what it may be
 )->UserError: # to be raised
     "Says of a tensor what it is and what is needed"
-    return UserError(f'{name} is {str(t.dtype)[6:]} of shape {tuple(t.shape)} on {t.device}: give {expected}.')
+    return UserError(
+        f'{name} is {str(t.dtype)[6:]} of shape {tuple(t.shape)} on {t.device}: give {expected}.'
+    )
 
 # %% ../../nbs/15_pointwise.ipynb #cea9e265
 def rms_norm(
@@ -238,14 +262,17 @@ class _SiluMul(torch.autograd.Function):
     "silu(gate)·up of rows (R, 2F); keeps its input and nothing else"
     @staticmethod
     def forward(ctx, gate_up, backend):
-        ctx.save_for_backward(gate_up); ctx.backend = backend
+        ctx.save_for_backward(gate_up)
+        ctx.backend = backend
         return silu_mul_forward(gate_up) if backend == 'triton' else _silu_mul_torch(gate_up)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, g):
         gate_up, = ctx.saved_tensors
-        return silu_mul_backward(as_rows(g), gate_up) if ctx.backend == 'triton' else _silu_mul_backward_torch(g, gate_up), None
+        return silu_mul_backward(
+            as_rows(g), gate_up
+        ) if ctx.backend == 'triton' else _silu_mul_backward_torch(g, gate_up), None
 
 # %% ../../nbs/15_pointwise.ipynb #468fe287
 def silu_mul(
@@ -264,7 +291,15 @@ def launches()->list: # (name, function without arguments)
     found = []
     for dtype in (torch.bfloat16, torch.float32):
         new, name = (lambda *shape, dtype=dtype: torch.empty(shape, dtype=dtype)), str(dtype)[6:]
-        x, w, r, both, g = new(4096, 2048), new(2048, dtype=torch.float32), new(4096, 1, dtype=torch.float32), new(4096, 11264), new(4096, 5632)
-        found += [(f'rms_norm {name}', lambda i=(x, w, EPS): rms_norm_forward(*i)), (f'rms_norm {name}', lambda i=(x, x, w, r): rms_norm_backward(*i)),
-                  (f'silu_mul {name}', lambda i=(both,): silu_mul_forward(*i)), (f'silu_mul {name}', lambda i=(g, both): silu_mul_backward(*i))]
+        x = new(4096, 2048)
+        w = new(2048, dtype=torch.float32)
+        r = new(4096, 1, dtype=torch.float32)
+        both = new(4096, 11264)
+        g = new(4096, 5632)
+        found += [
+            (f'rms_norm {name}', lambda i=(x, w, EPS): rms_norm_forward(*i)),
+            (f'rms_norm {name}', lambda i=(x, x, w, r): rms_norm_backward(*i)),
+            (f'silu_mul {name}', lambda i=(both,): silu_mul_forward(*i)),
+            (f'silu_mul {name}', lambda i=(g, both): silu_mul_backward(*i)),
+        ]
     return found

@@ -30,24 +30,51 @@ def _check_shapes(x, dt, A, B, C, D=None, z=None, initial_state=None, seq_idx=No
     "Refuse the first argument whose shape, dtype or device does not belong to x and B"
     given = dict(x=x, dt=dt, A=A, B=B, C=C, D=D, z=z, initial_state=initial_state, seq_idx=seq_idx)
     for name, dims in (('x', '(B, T, H, P)'), ('B', '(B, T, G, N)')):
-        _check_that(given[name].ndim == 4 and given[name].numel(), f'{name} has shape {tuple(given[name].shape)}: give {dims} with no dimension of size 0.')
+        _check_that(
+            given[name].ndim == 4 and given[name].numel(),
+            f'{name} has shape {tuple(given[name].shape)}: give {dims} with no dimension of size 0.',
+        )
     (b, T, H, P), (G, N) = x.shape, B.shape[2:]
     _check_that(H % G == 0, f'B has {G} groups for the {H} heads of x: give a divisor of {H}.')
-    wanted = dict(x=(b, T, H, P), dt=(b, T, H), A=(H,), B=(b, T, G, N), C=(b, T, G, N), D=(H,), z=(b, T, H, P), initial_state=(b, H, P, N), seq_idx=(b, T))
+    wanted = dict(
+        x=(b, T, H, P),
+        dt=(b, T, H),
+        A=(H,),
+        B=(b, T, G, N),
+        C=(b, T, G, N),
+        D=(H,),
+        z=(b, T, H, P),
+        initial_state=(b, H, P, N),
+        seq_idx=(b, T),
+    )
     for name, shape in wanted.items():
         t = given[name]
         if t is None: continue
-        _check_that(t.shape == shape, f'{name} has shape {tuple(t.shape)}: {shape} was expected, from x {tuple(x.shape)} and B {tuple(B.shape)}.')
-        _check_that(t.device == x.device, f'{name} is on {t.device} and x on {x.device}: put both on one device.')
-        _check_that(t.is_floating_point() != (name == 'seq_idx'), f"{name} is {t.dtype}: give {'integers' if name == 'seq_idx' else 'a float dtype'}.")
+        _check_that(
+            t.shape == shape,
+            f'{name} has shape {tuple(t.shape)}: {shape} was expected, '
+            f'from x {tuple(x.shape)} and B {tuple(B.shape)}.',
+        )
+        _check_that(
+            t.device == x.device, f'{name} is on {t.device} and x on {x.device}: put both on one device.'
+        )
+        _check_that(
+            t.is_floating_point() != (name == 'seq_idx'),
+            f"{name} is {t.dtype}: give {'integers' if name == 'seq_idx' else 'a float dtype'}.",
+        )
 
 # %% ../../nbs/21_ssd_triton.ipynb #2920f724
 def _check_values(dt, A, seq_idx=None):
     "Refuse values that no layer can mean"
-    _check_that(bool((dt >= 0).all()), 'dt is negative or NaN somewhere: give step sizes of 0 or more, as softplus makes them.')
+    _check_that(
+        bool((dt >= 0).all()),
+        'dt is negative or NaN somewhere: give step sizes of 0 or more, as softplus makes them.',
+    )
     _check_that(bool((A <= 0).all()), 'A is positive or NaN somewhere: give -exp(A_log), negative numbers.')
     falls = seq_idx is not None and bool((seq_idx[:, 1:] < seq_idx[:, :-1]).any())
-    _check_that(not falls, 'seq_idx falls somewhere along a row: number the documents of each row in rising order.')
+    _check_that(
+        not falls, 'seq_idx falls somewhere along a row: number the documents of each row in rising order.'
+    )
 
 # %% ../../nbs/21_ssd_triton.ipynb #d7347764
 def _spans(
@@ -90,7 +117,11 @@ def _document_cumsum(
 )->tuple[Tensor, Tensor, Tensor]: # (..., H, Q) float64; same, mask (..., Q, Q)
     "Running sums that restart, bit by bit, with each document"
     same = (doc_ids[..., :, None] == doc_ids[..., None, :]).tril()
-    return log_a @ same.mT.double(), same.double(), torch.zeros_like(same, dtype=log_a.dtype).masked_fill_(~same, -torch.inf)
+    return (
+        log_a @ same.mT.double(),
+        same.double(),
+        torch.zeros_like(same, dtype=log_a.dtype).masked_fill_(~same, -torch.inf),
+    )
 
 # %% ../../nbs/21_ssd_triton.ipynb #59e1cc1b
 def _chunk_doc_ids(
@@ -100,9 +131,15 @@ def _chunk_doc_ids(
 )->tuple[Tensor, Tensor]: # (b, n, Q) inside the chunks; (b, n+1) before each chunk and after the last; (1, 1, Q), (1, n+1) for None
     "Document runs of a block"
     start, stop, Q = span
-    if doc_ids is None: return tuple(torch.zeros(shape, dtype=torch.long, device=device) for shape in ((1, 1, Q), (1, (stop - start)//Q + 1)))
+    if doc_ids is None:
+        return tuple(
+            torch.zeros(shape, dtype=torch.long, device=device)
+            for shape in ((1, 1, Q), (1, (stop - start) // Q + 1))
+        )
     before = doc_ids[:, max(start - 1, 0), None]
-    return doc_ids[:, start:stop].unflatten(1, (-1, Q)), torch.cat([before, doc_ids[:, start + Q - 1:stop:Q]], 1)
+    return doc_ids[:, start:stop].unflatten(1, (-1, Q)), torch.cat(
+        [before, doc_ids[:, start + Q - 1 : stop : Q]], 1
+    )
 
 # %% ../../nbs/21_ssd_triton.ipynb #b778bac7
 def _block_decays(
@@ -114,17 +151,30 @@ def _block_decays(
 )->_Decays:
     "The decays of one block; dt counts as a decay too, the last on the way from x to the state"
     inside, edge = _chunk_doc_ids(doc_ids, span, dt.device)
-    heads_first = lambda t: t.flatten(0, 1).transpose(0, 1).contiguous()[:, :, None]             # (b, n, H, Q) -> (H, bn, 1, Q)
-    dt = dt[:, slice(*span[:2])].unflatten(1, (-1, span[2])).mT.double().clamp_min(1e-30)        # (b, n, H, Q)
+    # (b, n, H, Q) -> (H, bn, 1, Q)
+    def heads_first(t): return t.flatten(0, 1).transpose(0, 1).contiguous()[:, :, None]
+    # (b, n, H, Q)
+    dt = dt[:, slice(*span[:2])].unflatten(1, (-1, span[2])).mT.double().clamp_min(1e-30)
     row, same, mask = _document_cumsum(dt*(A.double()*math.log2(math.e))[:, None], inside)
     col, total = row - dt.log2(), row[..., -1:]
     enter = row.masked_fill((inside != edge[:, :-1, None])[:, :, None], -torch.inf)
     leave = (total - col).masked_fill_((inside != inside[..., -1:])[:, :, None], -torch.inf)
-    s, _, apart = _document_cumsum(F.pad(total[..., 0], (0, 0, 1, 0)).mT, edge)                             # (b, H, n+1)
+    # (b, H, n+1)
+    s, _, apart = _document_cumsum(F.pad(total[..., 0], (0, 0, 1, 0)).mT, edge)
     between = (s[..., :, None] - s[..., None, :]).add_(apart[:, None]).to(dtype).exp2_().transpose(0, 1)
     enter, leave = (heads_first(t.to(dtype).exp2_()) for t in (enter, leave))
     wide = row.new_empty(enter.shape[1], span[2], span[2])
-    return _Decays(same, mask.flatten(0, 1).to(dtype), dt.flatten(0, 1), heads_first(row).mT, heads_first(col), enter, leave, between, wide)
+    return _Decays(
+        same,
+        mask.flatten(0, 1).to(dtype),
+        dt.flatten(0, 1),
+        heads_first(row).mT,
+        heads_first(col),
+        enter,
+        leave,
+        between,
+        wide,
+    )
 
 # %% ../../nbs/21_ssd_triton.ipynb #3401f082
 def _decay_matrix(
@@ -145,7 +195,8 @@ def _add_skip(
     "out = y + D·x, in one pass where the dtypes agree"
     y, x = y.view(out.shape), x.reshape(out.shape)
     if D is None: out.copy_(y)
-    elif out.dtype == y.dtype and not torch.compiler.is_compiling(): torch.addcmul(y, x, D.to(y.dtype), out=out)   # a graph takes no strided out
+    elif out.dtype == y.dtype and not torch.compiler.is_compiling():  # a graph takes no strided out
+        torch.addcmul(y, x, D.to(y.dtype), out=out)
     else: out.copy_(y.addcmul_(x, D.to(y.dtype)))
 
 # %% ../../nbs/21_ssd_triton.ipynb #2e2e3106
@@ -163,21 +214,29 @@ def _forward_torch(
 )->tuple[Tensor, Tensor, Tensor]: # y; final state (b, H, P, N) in compute dtype; states entering the chunks (b, ⌈T/Q⌉, H, P, N), or empty
     "The chunked scan, heads in turn, every intermediate in the cache: with N small it is bound by the Q×Q×P products (Dao and Gu 2024, §6)"
     (b, T, H, P), (G, N), ct, Q = x.shape, B.shape[2:], compute_dtype(x), min(chunk_size, x.shape[1])
-    y, kept = x.new_empty(x.shape), x.new_empty((b, -(-T//Q), H, N, P) if save else 0, dtype=x.dtype if x.dtype == torch.bfloat16 else ct)
+    y = x.new_empty(x.shape)
+    kept = x.new_empty(
+        (b, -(-T // Q), H, N, P) if save else 0, dtype=x.dtype if x.dtype == torch.bfloat16 else ct
+    )
     state = x.new_zeros(b, H, N, P, dtype=ct) if initial_state is None else initial_state.mT.to(ct, copy=True)
     for span in _spans(b, T, Q):
         d, (start, stop, q) = _block_decays(dt, A, doc_ids, span, ct), span
         L, yh = d.mask.new_empty(d.wide.shape), d.mask.new_empty(len(d.wide), q, P)
         for g in range(G):
-            Bt, Ct = (_chunks_of(t[:, :, g], span, ct).mT.contiguous() for t in (B, C))                # (bn, N, Q)
+            # (bn, N, Q)
+            Bt, Ct = (_chunks_of(t[:, :, g], span, ct).mT.contiguous() for t in (B, C))
             scores = Ct.mT @ Bt
             for h in range(g*H//G, (g + 1)*H//G):
                 xh, R = _chunks_of(x[:, :, h], span, ct), d.between[h]
                 sent = ((Bt*d.leave[h]) @ xh).view(b, -1, N*P)
-                came = torch.baddbmm(R[..., :1]*state[:, h].reshape(b, 1, -1), R[..., 1:], sent).unflatten(-1, (N, P))
+                came = torch.baddbmm(R[..., :1] * state[:, h].reshape(b, 1, -1), R[..., 1:], sent).unflatten(
+                    -1, (N, P)
+                )
                 state[:, h], came = came[:, -1], came[:, :-1]
                 if save: kept[:, start//Q:, h][:, :came.shape[1]] = came
-                torch.bmm(_decay_matrix(d, h, L).mul_(scores), xh, out=yh).baddbmm_((Ct*d.enter[h]).mT, came.reshape(-1, N, P))
+                torch.bmm(_decay_matrix(d, h, L).mul_(scores), xh, out=yh).baddbmm_(
+                    (Ct * d.enter[h]).mT, came.reshape(-1, N, P)
+                )
                 _add_skip(y[:, start:stop, h], yh, xh, None if D is None else D[h])
     return y, state.mT.contiguous(), kept.mT if save else kept
 
@@ -218,7 +277,8 @@ def _head_backward(
     "One head in one block. A decay's gradient is that of its logarithm: row sums less column sums of dM∘M, in float64 since they cancel"
     (b, N, P), R, enter, leave = dlast.shape, d.between[h], d.enter[h], d.leave[h]
     dcame = torch.bmm(g.Ct*enter, dy).view(b, -1, N*P)
-    dstates = R.mT @ torch.cat([dcame, dlast.reshape(b, 1, -1)], 1)                              # the scan of states, backwards
+    # the scan of states, backwards
+    dstates = R.mT @ torch.cat([dcame, dlast.reshape(b, 1, -1)], 1)
     dsent = dstates[:, 1:].reshape(-1, N, P)
     torch.mul(_decay_matrix(d, h, L), g.scores, out=M)
     torch.bmm(M.mT, dy, out=dx).baddbmm_((g.Bt*leave).mT, dsent)
@@ -227,7 +287,8 @@ def _head_backward(
     g.dscores.add_(dM.mul_(L))
     inside = d.wide.copy_(dM.mul_(g.scores))
     u, v = torch.bmm(came, dy.mT).mul_(enter), torch.bmm(dsent, x.mT).mul_(leave)
-    g.dCt.add_(u); g.dBt.add_(v)
+    g.dCt.add_(u)
+    g.dBt.add_(v)
     entered, left = (t.sum(1, dtype=torch.float64) for t in (u.mul_(g.Ct), v.mul_(g.Bt)))
     dlog_dt = inside.sum(1).add_(left)
     drow = inside.sum(2).add_(entered).sub_(dlog_dt)
@@ -257,34 +318,47 @@ def _backward_torch(
             for h in range(i*H//G, (i + 1)*H//G):
                 xh, dyh = (_chunks_of(t[:, :, h], span, ct) for t in (x, dy))
                 came = kept[:, start//Q:start//Q + n, h].reshape(-1, N, P).to(ct)
-                drow[:, h], dlog_dt[:, h], trace, dstate[:, h] = _head_backward(d, g, h, xh, dyh, came, dstate[:, h], *scratch)
+                drow[:, h], dlog_dt[:, h], trace, dstate[:, h] = _head_backward(
+                    d, g, h, xh, dyh, came, dstate[:, h], *scratch
+                )
                 dD[h] += trace
                 _add_skip(dx[:, start:stop, h], scratch[-1], dyh, None if D is None else D[h])
             dB[:, start:stop, i] = g.dBt.baddbmm_(g.Ct, g.dscores).mT.reshape(b, -1, N)
             dC[:, start:stop, i] = g.dCt.baddbmm_(g.Bt, g.dscores.mT).mT.reshape(b, -1, N)
         dlog_a = (drow.view(b, n, H, q) @ d.same).flatten(0, 1)
         dA += (dlog_a*d.dt).sum((0, 2))
-        ddt[:, start:stop] = dlog_dt.div_(d.dt).addcmul_(dlog_a, A.double()[:, None]).view(b, n, H, q).mT.flatten(1, 2)
+        ddt[:, start:stop] = (
+            dlog_dt.div_(d.dt).addcmul_(dlog_a, A.double()[:, None]).view(b, n, H, q).mT.flatten(1, 2)
+        )
     return dx, ddt, dA.to(A.dtype), dB, dC, None if D is None else dD.to(D.dtype), dstate.mT.contiguous()
 
 # %% ../../nbs/21_ssd_triton.ipynb #b975d0bf
 @jit
 def _chunk_decays_kernel(dt, rate, doc_ids, first, stride_dt_seqlen, T, Q: tl.constexpr, HAS_DOC_IDS: tl.constexpr):
-    # Of the chunk at token `first`, all (Q,): dt; log2 of the running decay, coarse and fine; decays from the state before to each step,
-    # from each step to the end; and the document ids. `keep` (a scalar): how much of the state before is left at the end.
+    # Of the chunk at token `first`, all (Q,): dt; log2 of the running decay, coarse and fine; decays from the
+    # state before to each step,
+    # from each step to the end; and the document ids. `keep` (a scalar): how much of the state before is left
+    # at the end.
     q = tl.arange(0, Q)
     left = T - first
     d = tl.load(dt + q*stride_dt_seqlen, q < left, 0.).to(tl.float32)
     a = tl.maximum(d*(rate*1.4426950408889634), -60.)
     coarse = tl.floor(a*2048. + .5)/2048.
     fine = tl.floor((a - coarse)*268435456. + .5)/268435456.
-    all_coarse, all_fine, coarse, fine = tl.sum(coarse, 0), tl.sum(fine, 0), tl.cumsum(coarse, 0), tl.cumsum(fine, 0)
-    enter, leave, keep = tl.exp2(coarse + fine), tl.exp2((all_coarse - coarse) + (all_fine - fine)), tl.exp2(all_coarse + all_fine)
+    all_coarse = tl.sum(coarse, 0)
+    all_fine = tl.sum(fine, 0)
+    coarse = tl.cumsum(coarse, 0)
+    fine = tl.cumsum(fine, 0)
+    enter = tl.exp2(coarse + fine)
+    leave = tl.exp2((all_coarse - coarse) + (all_fine - fine))
+    keep = tl.exp2(all_coarse + all_fine)
     r = q*0
     if HAS_DOC_IDS:
         r = tl.load(doc_ids + tl.minimum(q, left - 1))
         before, last = tl.load(doc_ids - tl.minimum(first, 1)), tl.max(r, 0)
-        enter, leave, keep = tl.where(r == before, enter, 0.), tl.where(r == last, leave, 0.), tl.where(last == before, keep, 0.)
+        enter = tl.where(r == before, enter, 0.)
+        leave = tl.where(r == last, leave, 0.)
+        keep = tl.where(last == before, keep, 0.)
     return d, coarse, fine, enter, leave, keep, r
 
 # %% ../../nbs/21_ssd_triton.ipynb #50d29bb9
@@ -292,8 +366,12 @@ def _chunk_decays_kernel(dt, rate, doc_ids, first, stride_dt_seqlen, T, Q: tl.co
 def _decay_matrix_kernel(coarse, fine, r, Q: tl.constexpr, HAS_DOC_IDS: tl.constexpr, FLIP: tl.constexpr):
     # the decay from step j to step i where j ≤ i in one document, else 0: as (i, j), flipped as (j, i)
     q = tl.arange(0, Q)
-    if FLIP: mask, s = q[:, None] <= q[None, :], (coarse[None, :] - coarse[:, None]) + (fine[None, :] - fine[:, None])
-    else: mask, s = q[:, None] >= q[None, :], (coarse[:, None] - coarse[None, :]) + (fine[:, None] - fine[None, :])
+    if FLIP:
+        mask = q[:, None] <= q[None, :]
+        s = (coarse[None, :] - coarse[:, None]) + (fine[None, :] - fine[:, None])
+    else:
+        mask = q[:, None] >= q[None, :]
+        s = (coarse[:, None] - coarse[None, :]) + (fine[:, None] - fine[None, :])
     if HAS_DOC_IDS: mask = mask & (r[:, None] == r[None, :])
     return tl.exp2(tl.where(mask, s, float('-inf')))
 
@@ -305,9 +383,11 @@ def _forward_kernel(x, dt, A, B, C, D, initial, doc_ids, y, states, final, T, H,
                     HAS_D: tl.constexpr, HAS_INITIAL_STATE: tl.constexpr, HAS_DOC_IDS: tl.constexpr, SAVE_STATES: tl.constexpr):
     # y = SSD(x, dt, A, B, C, D) from `initial` to `final` (Dao and Gu 2024, §6). Oracle: ssd_recurrent.
     # Grid (H·⌈P/BP⌉, B); a program walks one row of one head, BP of its P channels, in chunks of Q steps.
-    # Accumulates in fp32; reads x, dt, B, C, doc_ids once (B and C once per head, from L2), writes y once, states if SAVE_STATES.
+    # Accumulates in fp32; reads x, dt, B, C, doc_ids once (B and C once per head, from L2), writes y once,
+    # states if SAVE_STATES.
     blocks: tl.constexpr = (P + BP - 1)//BP
-    b, h = tl.program_id(1).to(tl.int64), (tl.program_id(0)//blocks).to(tl.int64)     # int64: rows may lie further apart than 2³¹
+    # int64: rows may lie further apart than 2³¹
+    b, h = tl.program_id(1).to(tl.int64), (tl.program_id(0)//blocks).to(tl.int64)
     q, p, n = tl.arange(0, Q), (tl.program_id(0) % blocks)*BP + tl.arange(0, BP), tl.arange(0, BN)
     x += b*stride_x_batch + h*stride_x_head
     y += b*T*H*P + h*P
@@ -324,11 +404,15 @@ def _forward_kernel(x, dt, A, B, C, D, initial, doc_ids, y, states, final, T, H,
     if HAS_INITIAL_STATE: state = tl.load(initial + ends, inside, 0.).to(tl.float32)
     for first in range(0, T, Q):
         live = (q < T - first)[:, None]
-        d, coarse, fine, enter, leave, keep, r = _chunk_decays_kernel(dt, rate, doc_ids, first, stride_dt_seqlen, T, Q, HAS_DOC_IDS)
+        d, coarse, fine, enter, leave, keep, r = _chunk_decays_kernel(
+            dt, rate, doc_ids, first, stride_dt_seqlen, T, Q, HAS_DOC_IDS
+        )
         x_ = tl.load(x + q[:, None]*stride_x_seqlen + p[None, :], live & inP, 0.)
         B_ = tl.load(B + q[:, None]*stride_B_seqlen + n[None, :], live & inN, 0.)
         C_ = tl.load(C + q[:, None]*stride_C_seqlen + n[None, :], live & inN, 0.)
-        M = tl.dot(C_, tl.trans(B_), input_precision=PRECISION)*(_decay_matrix_kernel(coarse, fine, r, Q, HAS_DOC_IDS, False)*d[None, :])
+        M = tl.dot(C_, tl.trans(B_), input_precision=PRECISION) * (
+            _decay_matrix_kernel(coarse, fine, r, Q, HAS_DOC_IDS, False) * d[None, :]
+        )
         out = enter[:, None]*tl.dot(C_, state.to(C_.dtype), input_precision=PRECISION)
         out = tl.dot(M.to(x_.dtype), x_, out, input_precision=PRECISION)
         if HAS_D: out += skip*x_.to(tl.float32)
@@ -353,7 +437,8 @@ class _Tiles(NamedTuple):
     BP:int    # channels of a walking program
     BN:int    # state size, padded
     num_warps:int
-    num_stages:int # of the software pipeline that loads ahead, forward; backward no registers are left for one
+    # of the software pipeline that loads ahead, forward; backward no registers are left for one
+    num_stages:int
 
 def _tiles(
     P:int, # head dim
@@ -365,7 +450,13 @@ def _tiles(
     width, BN = max(16, next_power_of_2(P)), max(16, next_power_of_2(N))
     Q = (64 if max(width, BN) <= 128 else 32) if dtype.itemsize < 4 else (32 if BN <= 32 else 16)
     small = BN <= 32 and width <= 64
-    return _Tiles(min(Q, max(16, next_power_of_2(chunk_size + 1)//2)), min(64, width), BN, 4 if small else 8, 2 if small and dtype.itemsize < 4 else 1)
+    return _Tiles(
+        min(Q, max(16, next_power_of_2(chunk_size + 1) // 2)),
+        min(64, width),
+        BN,
+        4 if small else 8,
+        2 if small and dtype.itemsize < 4 else 1,
+    )
 
 # %% ../../nbs/21_ssd_triton.ipynb #882cb280
 def _input_precision():
@@ -378,9 +469,39 @@ def _forward_triton(x, dt, A, B, C, D, initial_state, doc_ids, chunk_size, save)
     (b, T, H, P), (G, N), k = x.shape, B.shape[2:], _tiles(x.shape[3], B.shape[3], x.dtype, chunk_size)
     y, final = x.new_empty(x.shape), x.new_empty(b, H, P, N, dtype=torch.float32)
     states = x.new_empty((b, cdiv(T, k.Q), H, N, P) if save else 0)
-    with torch.cuda.device_of(x): _forward_kernel[(H*cdiv(P, k.BP), b)](x, dt, A, B, C, D, initial_state, doc_ids, y, states, final, T, H, H//G,
-        *x.stride()[:3], *dt.stride(), *B.stride()[:3], *C.stride()[:3], P=P, N=N, Q=k.Q, BP=k.BP, BN=k.BN, PRECISION=_input_precision(),
-        HAS_D=D is not None, HAS_INITIAL_STATE=initial_state is not None, HAS_DOC_IDS=doc_ids is not None, SAVE_STATES=save, num_warps=k.num_warps, num_stages=k.num_stages)
+    with torch.cuda.device_of(x):
+        _forward_kernel[(H * cdiv(P, k.BP), b)](
+            x,
+            dt,
+            A,
+            B,
+            C,
+            D,
+            initial_state,
+            doc_ids,
+            y,
+            states,
+            final,
+            T,
+            H,
+            H // G,
+            *x.stride()[:3],
+            *dt.stride(),
+            *B.stride()[:3],
+            *C.stride()[:3],
+            P=P,
+            N=N,
+            Q=k.Q,
+            BP=k.BP,
+            BN=k.BN,
+            PRECISION=_input_precision(),
+            HAS_D=D is not None,
+            HAS_INITIAL_STATE=initial_state is not None,
+            HAS_DOC_IDS=doc_ids is not None,
+            SAVE_STATES=save,
+            num_warps=k.num_warps,
+            num_stages=k.num_stages,
+        )
     return y, final, states
 
 # %% ../../nbs/21_ssd_triton.ipynb #13d7ac86
@@ -389,13 +510,19 @@ def _backward_x_kernel(x, dt, A, B, C, D, doc_ids, dy, dfinal, dx, dd, ds, grads
                     stride_x_batch, stride_x_seqlen, stride_x_head, stride_dt_batch, stride_dt_seqlen, stride_dt_head, stride_B_batch, stride_B_seqlen, stride_B_group, stride_C_batch, stride_C_seqlen, stride_C_group, stride_dy_batch, stride_dy_seqlen, stride_dy_head,
                     P: tl.constexpr, N: tl.constexpr, Q: tl.constexpr, BP: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
                     HAS_D: tl.constexpr, HAS_DFINAL: tl.constexpr, HAS_INITIAL_STATE: tl.constexpr, HAS_DOC_IDS: tl.constexpr):
-    # dx; dd, the direct part of ddt; ds, the part of the running sum's gradient that runs through sent states; the state's gradient
-    # after each chunk (grads) and before the row (dinitial). Grid and tiles as forward; a program walks backwards.
-    # Accumulates in fp32; reads x, dy, dt, B, C, doc_ids once, writes dx, dd, ds, grads once. Oracle: autograd through ssd_recurrent.
+    # dx; dd, the direct part of ddt; ds, the part of the running sum's gradient that runs through sent
+    # states; the state's gradient
+    # after each chunk (grads) and before the row (dinitial). Grid and tiles as forward; a program walks
+    # backwards.
+    # Accumulates in fp32; reads x, dy, dt, B, C, doc_ids once, writes dx, dd, ds, grads once. Oracle:
+    # autograd through ssd_recurrent.
     blocks: tl.constexpr = (P + BP - 1)//BP
-    block, b, h = tl.program_id(0) % blocks, tl.program_id(1).to(tl.int64), (tl.program_id(0)//blocks).to(tl.int64)
+    block = tl.program_id(0) % blocks
+    b = tl.program_id(1).to(tl.int64)
+    h = (tl.program_id(0)//blocks).to(tl.int64)
     q, p, n = tl.arange(0, Q), block*BP + tl.arange(0, BP), tl.arange(0, BN)
-    last = (T - 1)//Q*Q                                                                # where the last chunk begins
+    # where the last chunk begins
+    last = (T - 1)//Q*Q
     start = b*0 + last
     x += b*stride_x_batch + h*stride_x_head + start*stride_x_seqlen
     dy += b*stride_dy_batch + h*stride_dy_head + start*stride_dy_seqlen
@@ -417,20 +544,26 @@ def _backward_x_kernel(x, dt, A, B, C, D, doc_ids, dy, dfinal, dx, dd, ds, grads
     for back in range(0, T, Q):
         first = last - back
         live = (q < T - first)[:, None]
-        d, coarse, fine, enter, leave, keep, r = _chunk_decays_kernel(dt, rate, doc_ids, first, stride_dt_seqlen, T, Q, HAS_DOC_IDS)
+        d, coarse, fine, enter, leave, keep, r = _chunk_decays_kernel(
+            dt, rate, doc_ids, first, stride_dt_seqlen, T, Q, HAS_DOC_IDS
+        )
         dy_ = tl.load(dy + q[:, None]*stride_dy_seqlen + p[None, :], live & inP, 0.)
         B_ = tl.load(B + q[:, None]*stride_B_seqlen + n[None, :], live & inN, 0.)
         C_ = tl.load(C + q[:, None]*stride_C_seqlen + n[None, :], live & inN, 0.)
         tl.store(grads + n[:, None]*P + p[None, :], g.to(grads.dtype.element_ty), inside)
-        M = tl.dot(B_, tl.trans(C_), input_precision=PRECISION)*_decay_matrix_kernel(coarse, fine, r, Q, HAS_DOC_IDS, True)
+        M = tl.dot(B_, tl.trans(C_), input_precision=PRECISION) * _decay_matrix_kernel(
+            coarse, fine, r, Q, HAS_DOC_IDS, True
+        )
         du = leave[:, None]*tl.dot(B_, g.to(B_.dtype), input_precision=PRECISION)
         x_ = tl.load(x + q[:, None]*stride_x_seqlen + p[None, :], live & inP, 0.)
         tl.store(ds + q*H, -tl.sum(du*x_.to(tl.float32), 1)*d, q < T - first)
         du = tl.dot(M.to(dy_.dtype), dy_, du, input_precision=PRECISION)
-        x_ = tl.load(x + q[:, None]*stride_x_seqlen + p[None, :], live & inP, 0.)                   # loaded again, here and below: it comes from L1,
+        # loaded again, here and below: it comes from L1,
+        x_ = tl.load(x + q[:, None]*stride_x_seqlen + p[None, :], live & inP, 0.)
         tl.store(dd + q*H, tl.sum(du*x_.to(tl.float32), 1), q < T - first)
         du *= d[:, None]
-        dy_ = tl.load(dy + q[:, None]*stride_dy_seqlen + p[None, :], live & inP, 0.)                 # and need not wait in registers
+        # and need not wait in registers
+        dy_ = tl.load(dy + q[:, None]*stride_dy_seqlen + p[None, :], live & inP, 0.)
         if HAS_D: du += skip*dy_.to(tl.float32)
         tl.store(dx + q[:, None]*(H*P) + p[None, :], du.to(dx.dtype.element_ty), live & inP)
         C_ = tl.load(C + q[:, None]*stride_C_seqlen + n[None, :], live & inN, 0.)
@@ -454,9 +587,12 @@ def _backward_BC_kernel(x, dt, A, B, C, doc_ids, states, grads, dy, dB, dC, dD, 
                        stride_x_batch, stride_x_seqlen, stride_x_head, stride_dt_batch, stride_dt_seqlen, stride_dt_head, stride_B_batch, stride_B_seqlen, stride_B_group, stride_C_batch, stride_C_seqlen, stride_C_group, stride_dy_batch, stride_dy_seqlen, stride_dy_head,
                        P: tl.constexpr, N: tl.constexpr, Q: tl.constexpr, BP: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
                        HAS_DOC_IDS: tl.constexpr):
-    # dB, dC of HEADS_PER_PROGRAM heads, summed; dD per chunk and head; and three more parts of the running sum's gradient: ds[0] through the products
-    # inside, ds[1] through states read (both per step), `ds_end` through what is left of the state at the chunk's end (per chunk and head).
-    # Grid (⌈T/Q⌉, G·HEADS_PER_GROUP/HEADS_PER_PROGRAM, B). Accumulates in fp32; reads x, dy twice (the second time from L2), states and grads once.
+    # dB, dC of HEADS_PER_PROGRAM heads, summed; dD per chunk and head; and three more parts of the running
+    # sum's gradient: ds[0] through the products
+    # inside, ds[1] through states read (both per step), `ds_end` through what is left of the state at the
+    # chunk's end (per chunk and head).
+    # Grid (⌈T/Q⌉, G·HEADS_PER_GROUP/HEADS_PER_PROGRAM, B). Accumulates in fp32; reads x, dy twice (the second
+    # time from L2), states and grads once.
     first, b = tl.program_id(0)*Q, tl.program_id(2).to(tl.int64)
     splits = HEADS_PER_GROUP//HEADS_PER_PROGRAM
     group, split = tl.program_id(1)//splits, tl.program_id(1) % splits
@@ -478,16 +614,22 @@ def _backward_BC_kernel(x, dt, A, B, C, doc_ids, states, grads, dy, dB, dC, dD, 
     dD += at
     B_ = tl.load(B + q[:, None]*stride_B_seqlen + n[None, :], inN, 0.)
     C_ = tl.load(C + q[:, None]*stride_C_seqlen + n[None, :], inN, 0.)
-    scores = tl.dot(B_, tl.trans(C_), input_precision=PRECISION)                         # (j, i), like all that is Q × Q here
+    # (j, i), like all that is Q × Q here
+    scores = tl.dot(B_, tl.trans(C_), input_precision=PRECISION)
     dS = tl.zeros((Q, Q), tl.float32)
     for k in range(HEADS_PER_PROGRAM):
         rate = tl.load(A + h + k).to(tl.float32)
-        d, coarse, fine, enter, leave, keep, r = _chunk_decays_kernel(dt + k*stride_dt_head, rate, doc_ids, first, stride_dt_seqlen, T, Q, HAS_DOC_IDS)
+        d, coarse, fine, enter, leave, keep, r = _chunk_decays_kernel(
+            dt + k * stride_dt_head, rate, doc_ids, first, stride_dt_seqlen, T, Q, HAS_DOC_IDS
+        )
         x_ = tl.load(x + k*stride_x_head + q[:, None]*stride_x_seqlen + p[None, :], inP, 0.)
         dy_ = tl.load(dy + k*stride_dy_head + q[:, None]*stride_dy_seqlen + p[None, :], inP, 0.)
-        dM = tl.dot(x_, tl.trans(dy_), input_precision=PRECISION)*(_decay_matrix_kernel(coarse, fine, r, Q, HAS_DOC_IDS, True)*d[:, None])
+        dM = tl.dot(x_, tl.trans(dy_), input_precision=PRECISION) * (
+            _decay_matrix_kernel(coarse, fine, r, Q, HAS_DOC_IDS, True) * d[:, None]
+        )
         dS += dM
-        dM = tl.where(q[:, None] < q[None, :], dM*scores, 0.)                             # without the diagonal, which cancels
+        # without the diagonal, which cancels
+        dM = tl.where(q[:, None] < q[None, :], dM*scores, 0.)
         tl.store(ds + k + q*H, tl.sum(dM, 0) - tl.sum(dM, 1), q < T - first)
     dS = dS.to(B_.dtype)
     dC_ = tl.dot(tl.trans(dS), B_, input_precision=PRECISION)
@@ -495,7 +637,9 @@ def _backward_BC_kernel(x, dt, A, B, C, doc_ids, states, grads, dy, dB, dC, dD, 
     ds += (tl.num_programs(2) + b*0)*T*H
     for k in range(HEADS_PER_PROGRAM):
         rate = tl.load(A + h + k).to(tl.float32)
-        d, coarse, fine, enter, leave, keep, r = _chunk_decays_kernel(dt + k*stride_dt_head, rate, doc_ids, first, stride_dt_seqlen, T, Q, HAS_DOC_IDS)
+        d, coarse, fine, enter, leave, keep, r = _chunk_decays_kernel(
+            dt + k * stride_dt_head, rate, doc_ids, first, stride_dt_seqlen, T, Q, HAS_DOC_IDS
+        )
         x_ = tl.load(x + k*stride_x_head + q[:, None]*stride_x_seqlen + p[None, :], inP, 0.)
         dy_ = tl.load(dy + k*stride_dy_head + q[:, None]*stride_dy_seqlen + p[None, :], inP, 0.)
         g = tl.load(grads + k*N*P + n[:, None]*P + p[None, :], inside, 0.)
@@ -503,7 +647,8 @@ def _backward_BC_kernel(x, dt, A, B, C, doc_ids, states, grads, dy, dB, dC, dD, 
         dB_ += (leave*d)[:, None]*tl.dot(x_, tl.trans(g), input_precision=PRECISION)
         read = enter[:, None]*tl.dot(dy_, tl.trans(state), input_precision=PRECISION)
         dC_ += read
-        C_ = tl.load(C + q[:, None]*stride_C_seqlen + n[None, :], inN, 0.)                            # again: cheaper than registers for a whole loop
+        # again: cheaper than registers for a whole loop
+        C_ = tl.load(C + q[:, None]*stride_C_seqlen + n[None, :], inN, 0.)
         tl.store(ds + k + q*H, tl.sum(read*C_.to(tl.float32), 1), q < T - first)
         tl.store(ds_end + k, keep*tl.sum(tl.sum(state.to(tl.float32)*g.to(tl.float32), 1), 0))
         tl.store(dD + k, tl.sum(tl.sum(x_.to(tl.float32)*dy_.to(tl.float32), 1), 0))
@@ -514,7 +659,8 @@ def _backward_BC_kernel(x, dt, A, B, C, doc_ids, states, grads, dy, dB, dC, dD, 
 # %% ../../nbs/21_ssd_triton.ipynb #3cf15eae
 @jit
 def _backward_dt_kernel(dt, A, doc_ids, dd, ds, ds_parts, ds_end, ddt, dA, T, H, stride_dt_batch, stride_dt_seqlen, stride_dt_head, NB: tl.constexpr, Q: tl.constexpr, BH: tl.constexpr, HAS_DOC_IDS: tl.constexpr):
-    # ddt (B, T, H) and dA per chunk, from the direct part dd (NB, B, T, H), the parts ds (NB, …), more (2, …) of the running sum's gradient,
+    # ddt (B, T, H) and dA per chunk, from the direct part dd (NB, B, T, H), the parts ds (NB, …), more (2, …)
+    # of the running sum's gradient,
     # and that of each chunk's end. Grid (⌈T/Q⌉, ⌈H/BH⌉, B). A token costs 4·(2·NB + 4) bytes a head, in fp32.
     first, b = tl.program_id(0)*Q, tl.program_id(2).to(tl.int64)
     q, h = tl.arange(0, Q), tl.program_id(1)*BH + tl.arange(0, BH)
@@ -526,14 +672,27 @@ def _backward_dt_kernel(dt, A, doc_ids, dd, ds, ds_parts, ds_end, ddt, dA, T, H,
         ddt_direct += tl.load(dd + k*size + here, inside, 0.)
         s += tl.load(ds + k*size + here, inside, 0.)
     chunk = (b*tl.num_programs(0) + tl.program_id(0))*H + h
-    ends = tl.load(ds_end + chunk, h < H, 0.) - tl.sum(s, 0)                                 # what the steps sent, the end has
-    s += tl.load(ds_parts + here, inside, 0.) + tl.load(ds_parts + size + here, inside, 0.) + tl.where((q == Q - 1)[:, None], ends[None, :], 0.)
+    # what the steps sent, the end has
+    ends = tl.load(ds_end + chunk, h < H, 0.) - tl.sum(s, 0)
+    s += (
+        tl.load(ds_parts + here, inside, 0.0)
+        + tl.load(ds_parts + size + here, inside, 0.0)
+        + tl.where((q == Q - 1)[:, None], ends[None, :], 0.0)
+    )
     after = q[:, None] <= q[None, :]
     if HAS_DOC_IDS:
         r = tl.load(doc_ids + b*T + start + tl.minimum(q, T - first - 1))
         after = after & (r[:, None] == r[None, :])
     da = tl.dot(after.to(tl.float32), s, input_precision='tf32x3')
-    d = tl.load(dt + b*stride_dt_batch + start*stride_dt_seqlen + q[:, None]*stride_dt_seqlen + h[None, :]*stride_dt_head, inside, 0.).to(tl.float32)
+    d = tl.load(
+        dt
+        + b * stride_dt_batch
+        + start * stride_dt_seqlen
+        + q[:, None] * stride_dt_seqlen
+        + h[None, :] * stride_dt_head,
+        inside,
+        0.0,
+    ).to(tl.float32)
     rate = tl.load(A + h, h < H, 0.).to(tl.float32)
     tl.store(ddt + here, (ddt_direct + da*rate[None, :]).to(ddt.dtype.element_ty), inside)
     tl.store(dA + chunk, tl.sum(da*d, 0), h < H)
@@ -548,7 +707,9 @@ def _heads_per_program(
 )->int:
     "How many heads a program of `_backward_BC_kernel` adds up: a divisor of H/G"
     ratio = H//G
-    return ratio//next(s for s in range(1, ratio + 1) if ratio % s == 0 and (s == ratio or B*cdiv(T, Q)*G*s >= 1024))
+    return ratio // next(
+        s for s in range(1, ratio + 1) if ratio % s == 0 and (s == ratio or B * cdiv(T, Q) * G * s >= 1024)
+    )
 
 # %% ../../nbs/21_ssd_triton.ipynb #0cec7fc3
 def _backward_buffers(
@@ -559,7 +720,9 @@ def _backward_buffers(
     "What the backward pass allocates beside its results"
     (b, T, H, P), (G, N), k = x.shape, B.shape[2:], _tiles(x.shape[3], B.shape[3], x.dtype, chunk_size)
     chunks, blocks, splits = cdiv(T, k.Q), cdiv(P, k.BP), H//G//_heads_per_program(b, T, G, H, k.Q)
-    f32 = dict.fromkeys(('dA', 'dD', 'end'), (b, chunks, H)) | dict(dd=(blocks, b, T, H), ds=(blocks, b, T, H), more=(2, b, T, H))
+    f32 = dict.fromkeys(('dA', 'dD', 'end'), (b, chunks, H)) | dict(
+        dd=(blocks, b, T, H), ds=(blocks, b, T, H), more=(2, b, T, H)
+    )
     part = torch.float32 if splits > 1 else B.dtype
     return ({'grads': ((b, chunks, H, N, P), x.dtype)} | {n: (s, torch.float32) for n, s in f32.items()}
             | {n: ((splits, b, T, G, N), part) for n in ('dB', 'dC')})
@@ -568,17 +731,88 @@ def _backward_buffers(
 def _backward_triton(dy, dfinal, x, dt, A, B, C, D, doc_ids, states, has_initial, chunk_size):
     "As `_backward_torch`; gradients that nobody can want are empty"
     (b, T, H, P), (G, N), k = x.shape, B.shape[2:], _tiles(x.shape[3], B.shape[3], x.dtype, chunk_size)
-    t = {name: x.new_empty(shape, dtype=dtype) for name, (shape, dtype) in _backward_buffers(x, B, chunk_size).items()}
-    dx, ddt, dinitial = x.new_empty(x.shape), dt.new_empty(dt.shape), x.new_empty((b, H, P, N) if has_initial else 0, dtype=torch.float32)
+    t = {
+        name: x.new_empty(shape, dtype=dtype)
+        for name, (shape, dtype) in _backward_buffers(x, B, chunk_size).items()
+    }
+    dx = x.new_empty(x.shape)
+    ddt = dt.new_empty(dt.shape)
+    dinitial = x.new_empty((b, H, P, N) if has_initial else 0, dtype=torch.float32)
     strides = (*x.stride()[:3], *dt.stride(), *B.stride()[:3], *C.stride()[:3], *dy.stride()[:3])
-    sizes, blocks, heads = dict(P=P, N=N, Q=k.Q, BN=k.BN, PRECISION=_input_precision(), HAS_DOC_IDS=doc_ids is not None), len(t['dd']), H//G//len(t['dB'])
+    sizes = dict(P=P, N=N, Q=k.Q, BN=k.BN, PRECISION=_input_precision(), HAS_DOC_IDS=doc_ids is not None)
+    blocks = len(t['dd'])
+    heads = H//G//len(t['dB'])
     with torch.cuda.device_of(x):
-        _backward_x_kernel[(H*blocks, b)](x, dt, A, B, C, D, doc_ids, dy, dfinal, dx, t['dd'], t['ds'], t['grads'], dinitial, T, H, H//G, *strides, **sizes,
-            BP=k.BP, HAS_D=D is not None, HAS_DFINAL=dfinal is not None, HAS_INITIAL_STATE=has_initial, num_warps=k.num_warps, num_stages=1)
-        _backward_BC_kernel[(cdiv(T, k.Q), H//heads, b)](x, dt, A, B, C, doc_ids, states, t['grads'], dy, t['dB'], t['dC'], t['dD'], t['more'], t['end'], T, H, H//G, heads,
-            *strides, **sizes, BP=max(16, next_power_of_2(P)), num_warps=8, num_stages=1)
-        _backward_dt_kernel[(cdiv(T, k.Q), cdiv(H, 16), b)](dt, A, doc_ids, t['dd'], t['ds'], t['more'], t['end'], ddt, t['dA'], T, H, *dt.stride(),
-            NB=blocks, Q=k.Q, BH=16, HAS_DOC_IDS=doc_ids is not None)
+        _backward_x_kernel[(H * blocks, b)](
+            x,
+            dt,
+            A,
+            B,
+            C,
+            D,
+            doc_ids,
+            dy,
+            dfinal,
+            dx,
+            t['dd'],
+            t['ds'],
+            t['grads'],
+            dinitial,
+            T,
+            H,
+            H // G,
+            *strides,
+            **sizes,
+            BP=k.BP,
+            HAS_D=D is not None,
+            HAS_DFINAL=dfinal is not None,
+            HAS_INITIAL_STATE=has_initial,
+            num_warps=k.num_warps,
+            num_stages=1,
+        )
+        _backward_BC_kernel[(cdiv(T, k.Q), H // heads, b)](
+            x,
+            dt,
+            A,
+            B,
+            C,
+            doc_ids,
+            states,
+            t['grads'],
+            dy,
+            t['dB'],
+            t['dC'],
+            t['dD'],
+            t['more'],
+            t['end'],
+            T,
+            H,
+            H // G,
+            heads,
+            *strides,
+            **sizes,
+            BP=max(16, next_power_of_2(P)),
+            num_warps=8,
+            num_stages=1,
+        )
+        _backward_dt_kernel[(cdiv(T, k.Q), cdiv(H, 16), b)](
+            dt,
+            A,
+            doc_ids,
+            t['dd'],
+            t['ds'],
+            t['more'],
+            t['end'],
+            ddt,
+            t['dA'],
+            T,
+            H,
+            *dt.stride(),
+            NB=blocks,
+            Q=k.Q,
+            BH=16,
+            HAS_DOC_IDS=doc_ids is not None,
+        )
     dB, dC = (t[n].squeeze(0) if heads == H//G else t[n].sum(0).to(x.dtype) for n in ('dB', 'dC'))
     return dx, ddt, t['dA'].sum((0, 1)), dB, dC, t['dD'].sum((0, 1)), dinitial
 
@@ -606,10 +840,17 @@ def ssd_backward(dy:Tensor, dfinal:Optional[Tensor], x:Tensor, dt:Tensor, A:Tens
 # %% ../../nbs/21_ssd_triton.ipynb #a44ee5b7
 @ssd_backward.register_fake
 def _(dy, dfinal, x, dt, A, B, C, D, doc_ids, states, has_initial, chunk_size):
-    f32 = lambda *shape: x.new_empty(shape, dtype=torch.float32)
+    def f32(*shape): return x.new_empty(shape, dtype=torch.float32)
     (b, T, H, P), (G, N) = x.shape, B.shape[2:]
-    return (x.new_empty(x.shape), dt.new_empty(dt.shape), f32(H), x.new_empty(b, T, G, N), x.new_empty(b, T, G, N), f32(H),
-            f32(b, H, P, N) if has_initial else f32(0))
+    return (
+        x.new_empty(x.shape),
+        dt.new_empty(dt.shape),
+        f32(H),
+        x.new_empty(b, T, G, N),
+        x.new_empty(b, T, G, N),
+        f32(H),
+        f32(b, H, P, N) if has_initial else f32(0),
+    )
 
 # %% ../../nbs/21_ssd_triton.ipynb #7c55a5ac
 @declare_temporaries(torch.ops.elleci.ssd_backward.default, target='cuda')
@@ -617,7 +858,11 @@ def _backward_temporaries(dy, dfinal, x, dt, A, B, C, D, doc_ids, states, has_in
     "Bytes of the temporaries; partial sums that are rounded afterwards pass through a whole one in fp32"
     t = _backward_buffers(x, B, chunk_size)
     summed = t['dB'][0][0] > 1
-    before = [math.prod(shape)*dtype.itemsize for name, (shape, dtype) in t.items() if summed or name not in ('dB', 'dC')]
+    before = [
+        math.prod(shape) * dtype.itemsize
+        for name, (shape, dtype) in t.items()
+        if summed or name not in ('dB', 'dC')
+    ]
     return before, [4*B.numel()] if summed and x.dtype.itemsize < 4 else []
 
 # %% ../../nbs/21_ssd_triton.ipynb #06dfbb73
@@ -638,10 +883,15 @@ class _SSD(torch.autograd.Function):
     "The scan with gradients by hand, on either back-end"
     @staticmethod
     def forward(ctx, x, dt, A, B, C, D, z, initial_state, doc_ids, chunk_size, backend, save):
-        with full_precision(x): y, final, states = FORWARD_BACKENDS[backend](x, dt, A, B, C, D, initial_state, doc_ids, chunk_size, save)
+        with full_precision(x):
+            y, final, states = FORWARD_BACKENDS[backend](
+                x, dt, A, B, C, D, initial_state, doc_ids, chunk_size, save
+            )
         ctx.save_for_backward(x, dt, A, B, C, D, z, doc_ids, states, None if z is None else initial_state)
         ctx.set_materialize_grads(False)
-        ctx.chunk_size, ctx.backend, ctx.state_dtype = chunk_size, backend, None if initial_state is None else initial_state.dtype
+        ctx.chunk_size = chunk_size
+        ctx.backend = backend
+        ctx.state_dtype = None if initial_state is None else initial_state.dtype
         return y if z is None else _apply_gate(y, z), final
 
     @staticmethod
@@ -650,12 +900,24 @@ class _SSD(torch.autograd.Function):
         x, dt, A, B, C, D, z, doc_ids, states, initial_state = ctx.saved_tensors
         Q, dz = ctx.chunk_size, None
         with full_precision(x):
-            dy, dfinal = torch.zeros_like(x) if dy is None else dy.contiguous(), None if dfinal is None else dfinal.contiguous()
-            if z is not None: dy, dz = _apply_gate_backward(dy, FORWARD_BACKENDS[ctx.backend](x, dt, A, B, C, D, initial_state, doc_ids, Q, False)[0], z)
-            if ctx.backend == 'torch': *grads, dD, dinitial = _backward_torch(dy, dfinal, x, dt, A, B, C, D, doc_ids, states, Q)
-            else: *grads, dD, dinitial = ssd_backward(dy, dfinal, x, dt, A, B, C, D, doc_ids, states, ctx.state_dtype is not None, Q)
-        cast = lambda g, like: None if like is None else g.to(like)
-        dA, dD, dinitial = cast(grads[2], A.dtype), cast(dD, D if D is None else D.dtype), cast(dinitial, ctx.state_dtype)
+            dy = torch.zeros_like(x) if dy is None else dy.contiguous()
+            dfinal = None if dfinal is None else dfinal.contiguous()
+            if z is not None:
+                dy, dz = _apply_gate_backward(
+                    dy,
+                    FORWARD_BACKENDS[ctx.backend](x, dt, A, B, C, D, initial_state, doc_ids, Q, False)[0],
+                    z,
+                )
+            if ctx.backend == 'torch':
+                *grads, dD, dinitial = _backward_torch(dy, dfinal, x, dt, A, B, C, D, doc_ids, states, Q)
+            else:
+                *grads, dD, dinitial = ssd_backward(
+                    dy, dfinal, x, dt, A, B, C, D, doc_ids, states, ctx.state_dtype is not None, Q
+                )
+        def cast(g, like): return None if like is None else g.to(like)
+        dA = cast(grads[2], A.dtype)
+        dD = cast(dD, D if D is None else D.dtype)
+        dinitial = cast(dinitial, ctx.state_dtype)
         return grads[0], grads[1], dA, grads[3], grads[4], dD, dz, dinitial, None, None, None, None
 
 # %% ../../nbs/21_ssd_triton.ipynb #290d159a
@@ -663,7 +925,19 @@ def _mamba_ssm(x, dt, A, B, C, chunk_size, D, z, initial_state, seq_idx):
     "The scan of the package mamba-ssm"
     scan = require('mamba_ssm.ops.triton.ssd_combined', "use backend='mamba_ssm'").mamba_chunk_scan_combined
     idx = None if seq_idx is None else document_ids(seq_idx).int()
-    return scan(x, dt, A, B, C, chunk_size, D=D, z=z, initial_states=initial_state, seq_idx=idx, return_final_states=True)
+    return scan(
+        x,
+        dt,
+        A,
+        B,
+        C,
+        chunk_size,
+        D=D,
+        z=z,
+        initial_states=initial_state,
+        seq_idx=idx,
+        return_final_states=True,
+    )
 
 # %% ../../nbs/21_ssd_triton.ipynb #069669bc
 def _reference(x, dt, A, B, C, D, z, initial_state, seq_idx):
@@ -677,10 +951,15 @@ def _with_int32_strides(
     last:int=1, # the last stride that is wanted
 )->Tensor: # t, or a contiguous copy
     "Rows may lie any distance apart; within one, kernels count in 32 bits: 256 steps, or all heads, may not be further apart than that"
-    return t if t.stride(-1) == last and max(256*t.stride(1), t.shape[2]*t.stride(2)) < 2**31 else t.contiguous()
+    return (
+        t
+        if t.stride(-1) == last and max(256 * t.stride(1), t.shape[2] * t.stride(2)) < 2**31
+        else t.contiguous()
+    )
 
 # %% ../../nbs/21_ssd_triton.ipynb #2886382f
-def _fits_shared_memory(x, B): return max(x.shape[3], B.shape[3]) <= (256 if x.dtype.itemsize < 4 else 128)       # a tile in shared memory
+# a tile in shared memory
+def _fits_shared_memory(x, B): return max(x.shape[3], B.shape[3]) <= (256 if x.dtype.itemsize < 4 else 128)
 
 # %% ../../nbs/21_ssd_triton.ipynb #2f7692e3
 def ssd(
@@ -702,19 +981,32 @@ def ssd(
     Q = 64 if chunk_size is None else chunk_size
     _check_that(isinstance(Q, int) and Q > 0, f'chunk_size is {chunk_size!r}: give a positive whole number.')
     _check_shapes(x, dt, A, B, C, D, z, initial_state, seq_idx)
-    if check is None: check = x.device.type == 'cpu' and not torch.compiler.is_compiling()         # a value that is looked at ends a graph
+    # a value that is looked at ends a graph
+    if check is None: check = x.device.type == 'cpu' and not torch.compiler.is_compiling()
     if check and not x.is_meta: _check_values(dt, A, seq_idx)
     if backend == 'reference': y, final = _reference(x, dt, A, B, C, D, z, initial_state, seq_idx)
     elif backend == 'mamba_ssm': y, final = _mamba_ssm(x, dt, A, B, C, Q, D, z, initial_state, seq_idx)
     else:
         chosen = pick_backend(backend, x)
         if chosen == 'triton' and not _fits_shared_memory(x, B):
-            _check_that(backend == 'auto', f'P = {x.shape[3]} and N = {B.shape[3]} in {x.dtype} do not fit the kernels: at most 256 each in half precision, 128 in fp32.')
+            _check_that(
+                backend == 'auto',
+                f'P = {x.shape[3]} and N = {B.shape[3]} in {x.dtype} do not fit the kernels: '
+                'at most 256 each in half precision, 128 in fp32.',
+            )
             chosen = 'torch'
         doc_ids = None if seq_idx is None else document_ids(seq_idx).int().contiguous()
-        x, dt, B, C, z = _with_int32_strides(x), _with_int32_strides(dt, dt.stride(-1)), _with_int32_strides(B.to(x.dtype)), _with_int32_strides(C.to(x.dtype)), None if z is None else z.to(x.dtype)
+        x, dt, B, C, z = (
+            _with_int32_strides(x),
+            _with_int32_strides(dt, dt.stride(-1)),
+            _with_int32_strides(B.to(x.dtype)),
+            _with_int32_strides(C.to(x.dtype)),
+            None if z is None else z.to(x.dtype),
+        )
         A, D, initial_state = (None if t is None else t.contiguous() for t in (A, D, initial_state))
-        save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, dt, A, B, C, D, z, initial_state))
+        save = torch.is_grad_enabled() and any(
+            t is not None and t.requires_grad for t in (x, dt, A, B, C, D, z, initial_state)
+        )
         y, final = _SSD.apply(x, dt, A, B, C, D, z, initial_state, doc_ids, Q, chosen, save)
     return (y, final) if return_final_state else y
 
@@ -722,7 +1014,8 @@ def ssd(
 @jit
 def _decode_kernel(state, x, dt, A, B, C, D, y, H, HEADS_PER_GROUP, stride_x_batch, stride_x_head, stride_dt_batch, stride_dt_head, stride_B_batch, stride_B_group, stride_C_batch, stride_C_group,
                    P: tl.constexpr, N: tl.constexpr, BP: tl.constexpr, BN: tl.constexpr, HAS_D: tl.constexpr):
-    # state ← exp(dt·A)·state + dt·x·Bᵀ, y = state·C + D·x. Grid (H·⌈P/BP⌉, B); fp32; reads and writes the state once. Oracle: ssd_step.
+    # state ← exp(dt·A)·state + dt·x·Bᵀ, y = state·C + D·x. Grid (H·⌈P/BP⌉, B); fp32; reads and writes the
+    # state once. Oracle: ssd_step.
     blocks: tl.constexpr = (P + BP - 1)//BP
     b, h = tl.program_id(1).to(tl.int64), (tl.program_id(0)//blocks).to(tl.int64)
     p, n = (tl.program_id(0) % blocks)*BP + tl.arange(0, BP), tl.arange(0, BN)
@@ -732,7 +1025,10 @@ def _decode_kernel(state, x, dt, A, B, C, D, y, H, HEADS_PER_GROUP, stride_x_bat
     x_ = tl.load(x + b*stride_x_batch + h*stride_x_head + p, p < P, 0.).to(tl.float32)
     B_ = tl.load(B + b*stride_B_batch + h//HEADS_PER_GROUP*stride_B_group + n, n < N, 0.).to(tl.float32)
     C_ = tl.load(C + b*stride_C_batch + h//HEADS_PER_GROUP*stride_C_group + n, n < N, 0.).to(tl.float32)
-    s = tl.load(state, inside, 0.)*tl.exp2(d*tl.load(A + h).to(tl.float32)*1.4426950408889634) + (d*x_)[:, None]*B_[None, :]
+    s = (
+        tl.load(state, inside, 0.0) * tl.exp2(d * tl.load(A + h).to(tl.float32) * 1.4426950408889634)
+        + (d * x_)[:, None] * B_[None, :]
+    )
     tl.store(state, s, inside)
     out = tl.sum(s*C_[None, :], 1)
     if HAS_D: out += tl.load(D + h).to(tl.float32)*x_
@@ -744,13 +1040,35 @@ def _decode_triton(state, x, dt, A, B, C, D):
     x, B, C = (t if t.stride(-1) == 1 else t.contiguous() for t in (x, B, C))
     A, D = A.contiguous(), None if D is None else D.contiguous()
     y, BP = x.new_empty(x.shape), min(next_power_of_2(P), max(1, 4096//BN))
-    with torch.cuda.device_of(x): _decode_kernel[(H*cdiv(P, BP), b)](state, x, dt, A, B, C, D, y, H, H//G,
-        *x.stride()[:2], *dt.stride(), *B.stride()[:2], *C.stride()[:2], P=P, N=N, BP=BP, BN=BN, HAS_D=D is not None)
+    with torch.cuda.device_of(x):
+        _decode_kernel[(H * cdiv(P, BP), b)](
+            state,
+            x,
+            dt,
+            A,
+            B,
+            C,
+            D,
+            y,
+            H,
+            H // G,
+            *x.stride()[:2],
+            *dt.stride(),
+            *B.stride()[:2],
+            *C.stride()[:2],
+            P=P,
+            N=N,
+            BP=BP,
+            BN=BN,
+            HAS_D=D is not None,
+        )
     return y
 
 # %% ../../nbs/21_ssd_triton.ipynb #5f0eef32
 def _decode_launch():
-    x, bc, h = torch.zeros(8, 64, 64, dtype=torch.bfloat16), torch.zeros(8, 1, 16, dtype=torch.bfloat16), torch.zeros(64)
+    x = torch.zeros(8, 64, 64, dtype=torch.bfloat16)
+    bc = torch.zeros(8, 1, 16, dtype=torch.bfloat16)
+    h = torch.zeros(64)
     _decode_triton(torch.zeros(8, 64, 64, 16), x, torch.zeros(8, 64), h, bc, bc, h)
 
 # %% ../../nbs/21_ssd_triton.ipynb #0eb79df3
@@ -766,22 +1084,35 @@ def ssd_decode(
 )->Tensor: # y (B, H, P) in x's dtype; no gradient with the Triton back-end
     "One step of the recurrence, for decoding (Dao and Gu 2024, §2)"
     _check_shapes(x[:, None], dt[:, None], A, B[:, None], C[:, None], D, None, state)
-    if backend == 'auto' and (torch.is_grad_enabled() and x.requires_grad or not state.is_contiguous()): backend = 'torch'
+    if backend == 'auto' and (torch.is_grad_enabled() and x.requires_grad or not state.is_contiguous()):
+        backend = 'torch'
     if pick_backend(backend, x) == 'torch': return ssd_step(state, x, dt, A, B, C, D)
-    _check_that(state.dtype == torch.float32 and state.is_contiguous(), f'state is {state.dtype}, strides {state.stride()}: give a contiguous fp32 tensor.')
+    _check_that(
+        state.dtype == torch.float32 and state.is_contiguous(),
+        f'state is {state.dtype}, strides {state.stride()}: give a contiguous fp32 tensor.',
+    )
     return _decode_triton(state, x, dt, A, B, C, D)
 
 # %% ../../nbs/21_ssd_triton.ipynb #86ed20ed
 def launches():
     "(name, function) for `compile_report`: forward and backward at the recipe's shape, in fp32, and with a wide state"
     def both(P, N, dtype, docs=True, b=4, T=1024, H=64):                                   # four heads to a program: with one its loop would vanish
-        x, dt, A, BC = torch.zeros(b, T, H, P, dtype=dtype), torch.zeros(b, T, H), torch.zeros(H), torch.zeros(b, T, 1, N, dtype=dtype)
+        x = torch.zeros(b, T, H, P, dtype=dtype)
+        dt = torch.zeros(b, T, H)
+        A = torch.zeros(H)
+        BC = torch.zeros(b, T, 1, N, dtype=dtype)
         doc_ids = torch.zeros(b, T, dtype=torch.int32) if docs else None
         *_, states = _forward_triton(x, dt, A, BC, BC, A, None, doc_ids, 64, True)
         _backward_triton(x, None, x, dt, A, BC, BC, A, doc_ids, states, False, 64)
-    shapes = {'P 64, N 16, bf16': (64, 16, torch.bfloat16), 'P 64, N 16, bf16, one document': (64, 16, torch.bfloat16, False),
-              'P 64, N 128, bf16': (64, 128, torch.bfloat16), 'P 64, N 16, fp32': (64, 16, torch.float32)}
-    return [(name, lambda a=a: both(*a)) for name, a in shapes.items()] + [('decode, N 16, bf16', _decode_launch)]
+    shapes = {
+        'P 64, N 16, bf16': (64, 16, torch.bfloat16),
+        'P 64, N 16, bf16, one document': (64, 16, torch.bfloat16, False),
+        'P 64, N 128, bf16': (64, 128, torch.bfloat16),
+        'P 64, N 16, fp32': (64, 16, torch.float32),
+    }
+    return [(name, lambda a=a: both(*a)) for name, a in shapes.items()] + [
+        ('decode, N 16, bf16', _decode_launch)
+    ]
 
 # %% ../../nbs/21_ssd_triton.ipynb #5064aa64
 def ssd_cost(
@@ -790,7 +1121,17 @@ def ssd_cost(
     itemsize:int=2, # bytes of a number in x, B, C
 )->dict: # 'forward', 'forward + backward': (bytes moved, floating-point operations, bytes that any scan must move)
     "What the Triton kernels move and compute"
-    x, bc, dt, states = itemsize*B*T*H*P, itemsize*2*B*T*G*N, 4*B*T*H, itemsize*B*cdiv(T, Q)*H*N*P
+    x = itemsize*B*T*H*P
+    bc = itemsize*2*B*T*G*N
+    dt = 4*B*T*H
+    states = itemsize*B*cdiv(T, Q)*H*N*P
     walk, sums = 2*B*T*H*(Q*N + Q*P + 2*N*P), 2*B*T*H*(Q*P + 2*N*P)
     least = 2*x + bc + dt                                              # forward alone writes no states
-    return {'forward': (least, walk, least), 'forward + backward': (least + 5*x + 3*bc + 12*dt + 4*states, 2*walk + sums, least + 3*x + 2*bc + 2*dt)}
+    return {
+        'forward': (least, walk, least),
+        'forward + backward': (
+            least + 5 * x + 3 * bc + 12 * dt + 4 * states,
+            2 * walk + sums,
+            least + 3 * x + 2 * bc + 2 * dt,
+        ),
+    }

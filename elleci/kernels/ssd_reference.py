@@ -47,9 +47,12 @@ def block_decays(
 )->tuple[Tensor, Tensor, Tensor]: # L (..., H, Q, Q), entering (..., Q, H), both in dtype; total (..., H) in float64
     "Decays from step to step, from the entering state to each step, and the log of the whole; zero across documents"
     same = (doc_ids[..., :, None] == doc_ids[..., None, :]).tril()
-    s = same.double() @ log_a.double()                                  # running sums that restart with each document
+    # running sums that restart with each document
+    s = same.double() @ log_a.double()
     sT = s.mT
-    L = torch.exp((sT[..., :, None] - sT[..., None, :]).to(dtype).masked_fill(~same[..., None, :, :], -torch.inf))
+    L = torch.exp(
+        (sT[..., :, None] - sT[..., None, :]).to(dtype).masked_fill(~same[..., None, :, :], -torch.inf)
+    )
     entering = torch.exp(s.to(dtype).masked_fill((doc_ids != previous_doc[..., None])[..., None], -torch.inf))
     return L, entering, s[..., -1, :]
 
@@ -62,7 +65,8 @@ def scan_states(
 )->Tensor: # (B, C, H, K) the state after each chunk
     "h[c] = exp(log_a[c])·h[c−1] + u[c] for all c at once; h[c−1] counts as zero where the document changes"
     n = u.shape[1]
-    if n <= width: return torch.einsum('bhij,bjhk->bihk', block_decays(log_a, doc_ids, doc_ids[:, 0], u.dtype)[0], u)
+    if n <= width:
+        return torch.einsum('bhij,bjhk->bihk', block_decays(log_a, doc_ids, doc_ids[:, 0], u.dtype)[0], u)
     pad = -n % width
     u, log_a = (F.pad(t, (0, 0)*(t.ndim - 2) + (0, pad)) for t in (u, log_a))
     doc_ids = torch.cat([doc_ids, doc_ids[:, -1:].expand(-1, pad)], 1)
@@ -81,10 +85,22 @@ def _check_shapes(x, dt, A, B, C, D=None, initial_state=None, seq_idx=None):
     fits = x.ndim == 4 and B.ndim == 4 and x.shape[1] > 0 and x.shape[2] % max(B.shape[2], 1) == 0
     if fits:
         (b, T, H, P), (G, N) = x.shape, B.shape[2:]
-        wanted = [(dt, (b, T, H)), (A, (H,)), (B, (b, T, G, N)), (C, (b, T, G, N)), (D, (H,)), (initial_state, (b, H, P, N)), (seq_idx, (b, T))]
+        wanted = [
+            (dt, (b, T, H)),
+            (A, (H,)),
+            (B, (b, T, G, N)),
+            (C, (b, T, G, N)),
+            (D, (H,)),
+            (initial_state, (b, H, P, N)),
+            (seq_idx, (b, T)),
+        ]
         fits = all(t is None or t.shape == shape for t, shape in wanted)
-    if not fits: raise UserError(f'{shapes} do not fit: give x (B,T,H,P) with T ≥ 1, dt (B,T,H), A and D (H,), B and C (B,T,G,N) with G a '
-                                 'divisor of H, initial_state (B,H,P,N), seq_idx (B,T).')
+    if not fits:
+        raise UserError(
+            f'{shapes} do not fit: give x (B,T,H,P) with T ≥ 1, dt (B,T,H), A and D (H,), '
+            'B and C (B,T,G,N) with G a '
+            'divisor of H, initial_state (B,H,P,N), seq_idx (B,T).'
+        )
 
 # %% ../../nbs/20_ssd.ipynb #5ae0121c
 def _chunks(
@@ -112,7 +128,8 @@ def ssd_chunked(
     (b, T, H, P), (G, N), Q, ct = x.shape, B.shape[2:], min(chunk_size, x.shape[1]), compute_dtype(x)
     doc_ids = x.new_zeros(b, T, dtype=torch.long) if seq_idx is None else document_ids(seq_idx)
     doc_ids = torch.cat([doc_ids, doc_ids[:, -1:].expand(-1, -T % Q)], 1).unflatten(1, (-1, Q))
-    first, last = doc_ids[:, :1, 0], doc_ids[..., -1]                                          # document before the row; at each chunk's end
+    # document before the row; at each chunk's end
+    first, last = doc_ids[:, :1, 0], doc_ids[..., -1]
     with full_precision(x):
         xc, dtc, Bc, Cc = (_chunks(t.to(ct), Q) for t in (x, dt, B, C))
         xdt = (xc*dtc[..., None]).unflatten(3, (G, H//G))                              # (B, C, Q, G, H/G, P)
@@ -121,10 +138,19 @@ def ssd_chunked(
         scores = torch.einsum('bcign,bcjgn->bcgij', Cc, Bc)
         y = torch.einsum('bcgrij,bcjgrp->bcigrp', scores[:, :, :, None]*L, xdt)        # 1. inside
         sent = torch.einsum('bcgrj,bcjgrp,bcjgn->bcgrpn', L[..., -1, :], xdt, Bc)      # 2. sent
-        start = xc.new_zeros(b, 1, H, P*N) if initial_state is None else initial_state.to(ct).reshape(b, 1, H, P*N)
-        h = scan_states(torch.cat([start, sent.reshape(b, -1, H, P*N)], 1), F.pad(total, (0, 0, 1, 0)), torch.cat([first, last], 1))
+        start = (
+            xc.new_zeros(b, 1, H, P * N)
+            if initial_state is None
+            else initial_state.to(ct).reshape(b, 1, H, P * N)
+        )
+        h = scan_states(
+            torch.cat([start, sent.reshape(b, -1, H, P * N)], 1),
+            F.pad(total, (0, 0, 1, 0)),
+            torch.cat([first, last], 1),
+        )
         came = h[:, :-1].unflatten(2, (G, H//G)).unflatten(-1, (P, N))                 # 3. between
-        y = y + torch.einsum('bcign,bcgrpn->bcigrp', Cc, came)*entering.unflatten(-1, (G, H//G))[..., None]   # 4. received
+        # 4. received
+        y = y + torch.einsum('bcign,bcgrpn->bcigrp', Cc, came)*entering.unflatten(-1, (G, H//G))[..., None]
         y = y.reshape(b, -1, H, P)[:, :T]
         if D is not None: y = y + D.to(ct)[:, None]*x
     y = y.to(x.dtype)
@@ -142,7 +168,10 @@ def ssd_step(
 )->Tensor: # y (B, H, P) in x's dtype
     "One step of the recurrence, for decoding (Dao and Gu 2024, §2)"
     ct, r = state.dtype, state.shape[1]//B.shape[1]
-    x_, dt, B, C = x.to(ct), dt.to(ct), B.to(ct).repeat_interleave(r, 1), C.to(ct).repeat_interleave(r, 1)
+    x_ = x.to(ct)
+    dt = dt.to(ct)
+    B = B.to(ct).repeat_interleave(r, 1)
+    C = C.to(ct).repeat_interleave(r, 1)
     state.mul_(torch.exp(dt*A.to(ct))[..., None, None]).add_((dt[..., None]*x_)[..., None]*B[:, :, None])
     y = (state*C[:, :, None]).sum(-1)
     return (y if D is None else y + D.to(ct)[:, None]*x_).to(x.dtype)

@@ -13,15 +13,18 @@ from torch.autograd.function import once_differentiable
 from ..core import UserError, compute_dtype, full_precision, linear_dtype
 
 # %% ../../nbs/40_bitnet.ipynb #e086ed70
-TIE_SCALE = {torch.float32: 1 + 2**-20, torch.float64: 1 + 2**-40} # a tie is rounded towards zero, whatever the last bits say
+# a tie is rounded towards zero, whatever the last bits say
+TIE_SCALE = {torch.float32: 1 + 2**-20, torch.float64: 1 + 2**-40}
 
 # %% ../../nbs/40_bitnet.ipynb #60712854
-MIN_SCALE = 1e-30 # the least scale of a weight matrix, the least magnitude of a token: far below any value that trains
+# the least scale of a weight matrix, the least magnitude of a token: far below any value that trains
+MIN_SCALE = 1e-30
 
 # %% ../../nbs/40_bitnet.ipynb #fbde75fa
 def _check_floating(t, name):
     "`UserError` for a tensor that cannot be rounded"
-    if not t.is_floating_point(): raise UserError(f'{name} is {str(t.dtype)[6:]}: give a floating dtype, e.g. {name}.float().')
+    if not t.is_floating_point():
+        raise UserError(f'{name} is {str(t.dtype)[6:]}: give a floating dtype, e.g. {name}.float().')
 
 # %% ../../nbs/40_bitnet.ipynb #6306a390
 @torch.no_grad()
@@ -57,7 +60,8 @@ def quantize_activations(
 )->tuple: # integers in [−127, 127] (as `x`, same dtype); scales (…, 1) in fp32 (float64 for float64)
     "Round each token to 8-bit integers in units of its largest magnitude / 127 (BitNet b1.58, §2); `UserError` for integers"
     _check_floating(x, 'x')
-    if not x.ndim or not x.shape[-1]: raise UserError(f'x is of shape {tuple(x.shape)}: give (…, d_in) with at least one column.')
+    if not x.ndim or not x.shape[-1]:
+        raise UserError(f'x is of shape {tuple(x.shape)}: give (…, d_in) with at least one column.')
     wide = x.to(compute_dtype(x))
     scale = wide.abs().amax(-1, keepdim=True).clamp_min(MIN_SCALE)/127
     return (wide/(scale*TIE_SCALE[wide.dtype])).round_().clamp_(-127, 127).to(x.dtype), scale
@@ -124,7 +128,8 @@ def pack_ternary(
 )->Tensor: # (…, ⌈K/4⌉) uint8: bits 2q and 2q + 1 of byte j are 1 + the value of column q·⌈K/4⌉ + j, columns beyond K are 0
     "Four ternary values a byte; `UserError` for any other value"
     if not w_int.ndim: raise UserError('w_int has no dimension: give (d_out, K).')
-    K = w_int.shape[-1]; bytes_ = -(-K//4)
+    K = w_int.shape[-1]
+    bytes_ = -(-K//4)
     packed = torch.full((*w_int.shape[:-1], bytes_), 0b01010101, dtype=torch.uint8, device=w_int.device)
     for q, plane in enumerate(w_int.split(max(bytes_, 1), -1)):
         value = plane.float()
@@ -146,7 +151,9 @@ def unpack_ternary(
         kind = f'{str(packed.dtype)[6:]} of shape {tuple(packed.shape)}'
         raise UserError(f'packed is {kind}: give uint8 (d_out, {-(-K//4)}) for {K} columns.')
     if not packed.is_meta and bool((packed & packed >> 1 & 0b01010101).any()):
-        raise UserError('packed holds the code 3, which stands for no weight: damaged, or not packed by `pack_ternary`.')
+        raise UserError(
+            'packed holds the code 3, which stands for no weight: damaged, or not packed by `pack_ternary`.'
+        )
     out = torch.empty(*packed.shape[:-1], K, dtype=dtype, device=packed.device)
     for q, plane in enumerate(out.split(max(packed.shape[-1], 1), -1)):
         plane.copy_((packed >> 2*q & 3)[..., :plane.shape[-1]].to(torch.int8) - 1)
@@ -166,9 +173,15 @@ def ternary_flips(
     d_in:int,      # their columns
 )->Tensor: # () fp32, 0 … 1; NaN where there is no weight
     "The share of weights whose ternary value is another one; `UserError` for codes of different matrices"
-    if before.shape != after.shape or before.shape[-1:] != (-(-d_in//4),) or {before.dtype, after.dtype} != {torch.uint8}:
+    if (
+        before.shape != after.shape
+        or before.shape[-1:] != (-(-d_in // 4),)
+        or {before.dtype, after.dtype} != {torch.uint8}
+    ):
         shapes = f'{tuple(before.shape)} and {tuple(after.shape)}'
-        raise UserError(f'The codes are {shapes}: give two of `ternary_codes`, (…, {-(-d_in//4)}) for {d_in} columns.')
+        raise UserError(
+            f'The codes are {shapes}: give two of `ternary_codes`, (…, {-(-d_in // 4)}) for {d_in} columns.'
+        )
     bits = before ^ after
     bits = (bits | bits >> 1) & 0b01010101
     return sum((bits >> 2*q & 1).sum() for q in range(4))/(before[..., :1].numel()*d_in)

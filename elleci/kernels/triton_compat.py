@@ -26,9 +26,12 @@ class _MissingTriton:
 # %% ../../nbs/14_triton.ipynb #a95a24fb
 def _import_triton():
     "`triton` and `triton.language`, for interpretation where there is no GPU"
-    if 'triton' not in sys.modules and not torch.cuda.is_available(): os.environ.setdefault('TRITON_INTERPRET', '1')
+    if 'triton' not in sys.modules and not torch.cuda.is_available():
+        os.environ.setdefault('TRITON_INTERPRET', '1')
     triton = optional('triton')
-    return (None, _MissingTriton()) if triton is None else (triton, importlib.import_module('triton.language'))
+    return (
+        (None, _MissingTriton()) if triton is None else (triton, importlib.import_module('triton.language'))
+    )
 
 # %% ../../nbs/14_triton.ipynb #043bc97e
 triton, tl = _import_triton()
@@ -62,15 +65,24 @@ def pick_backend(
     x:torch.Tensor, # the tensor that decides
 )->str: # 'torch' or 'triton'
     "Which implementation works on `x`; `UserError` where the one asked for cannot"
-    if backend not in ('auto', 'torch', 'triton'): raise UserError(f"backend is {backend!r}: use 'auto', 'torch' or 'triton'.")
+    if backend not in ('auto', 'torch', 'triton'):
+        raise UserError(f"backend is {backend!r}: use 'auto', 'torch' or 'triton'.")
     gpu, wide = effective_device_type(x) == 'cuda', x.dtype == torch.float64
-    if backend == 'auto': return 'triton' if gpu and not wide and (x.is_meta or triton is not None) else 'torch'
+    if backend == 'auto':
+        return 'triton' if gpu and not wide and (x.is_meta or triton is not None) else 'torch'
     if backend == 'torch': return backend
-    if wide: raise UserError("The Triton kernels compute in fp32 and refuse float64: use backend='torch' for it.")
-    if triton is None and not x.is_meta: raise UserError(f"backend='triton' needs Triton: run `{pip_install('triton')}`, or use backend='torch'.")
+    if wide:
+        raise UserError("The Triton kernels compute in fp32 and refuse float64: use backend='torch' for it.")
+    if triton is None and not x.is_meta:
+        raise UserError(
+            f"backend='triton' needs Triton: run `{pip_install('triton')}`, or use backend='torch'."
+        )
     if not (gpu or interpreted() or x.is_meta):
-        raise UserError("backend='triton' runs on the CPU only when interpreted: set TRITON_INTERPRET=1 before Python starts, "
-                        "or use backend='torch'.")
+        raise UserError(
+            "backend='triton' runs on the CPU only when interpreted: set TRITON_INTERPRET=1 before Python "
+            "starts, "
+            "or use backend='torch'."
+        )
     return backend
 
 # %% ../../nbs/14_triton.ipynb #cf88cb3e
@@ -99,8 +111,14 @@ def _compute_in_fp32(
         is_bf16 = [hasattr(a, 'data') and hasattr(a, 'dtype') and a.dtype.scalar == tl.bfloat16 for a in args]
         if not any(is_bf16): return real(self, *args, **kwargs)
         last = [b for a, b in zip(args, is_bf16) if hasattr(a, 'data')][-1]
-        out = real(self, *[type(a)(_bf16_to_fp32(a.data), tl.float32) if b else a for a, b in zip(args, is_bf16)], **kwargs)
-        return type(out)(_fp32_to_bf16(out.data), tl.bfloat16) if last and out.data.dtype == np.float32 else out
+        out = real(
+            self,
+            *[type(a)(_bf16_to_fp32(a.data), tl.float32) if b else a for a, b in zip(args, is_bf16)],
+            **kwargs,
+        )
+        return (
+            type(out)(_fp32_to_bf16(out.data), tl.bfloat16) if last and out.data.dtype == np.float32 else out
+        )
     return run
 
 # %% ../../nbs/14_triton.ipynb #a6c40418
@@ -126,9 +144,15 @@ def _reduce_in_fp32(
     def apply(self, input):
         is_bf16 = [t.handle.dtype.scalar == tl.bfloat16 for t in input]
         if not any(is_bf16): return real(self, input)
-        out = real(self, tuple(self.to_tensor(_bf16_to_fp32(t.handle.data), tl.float32) if b else t for t, b in zip(input, is_bf16)))
+        out = real(
+            self,
+            tuple(
+                self.to_tensor(_bf16_to_fp32(t.handle.data), tl.float32) if b else t
+                for t, b in zip(input, is_bf16)
+            ),
+        )
         out = out if isinstance(out, (list, tuple)) else [out]
-        narrow = lambda o: self.to_tensor(_fp32_to_bf16(o.handle.data).reshape(o.shape), tl.bfloat16)
+        def narrow(o): return self.to_tensor(_fp32_to_bf16(o.handle.data).reshape(o.shape), tl.bfloat16)
         return [narrow(o) if b and o.dtype == tl.float32 else o for o, b in zip(out, is_bf16)]
     return apply
 
@@ -151,15 +175,22 @@ def patch_interpreter_bf16():
     "Make Triton's interpreter compute bf16 as a GPU does, and count loops; a second call changes nothing"
     interpreter = importlib.import_module('triton.runtime.interpreter')
     builder = getattr(interpreter, 'InterpreterBuilder', None)
-    places = [(builder, name, _compute_in_fp32) for name in _BUILDER_METHODS] + [(builder, 'cast_impl', _cast_via_fp32)]
-    places += [(getattr(interpreter, name, None), 'apply_impl', _reduce_in_fp32) for name in ('ReduceOps', 'ScanOps')]
+    places = [(builder, name, _compute_in_fp32) for name in _BUILDER_METHODS] + [
+        (builder, 'cast_impl', _cast_via_fp32)
+    ]
+    places += [
+        (getattr(interpreter, name, None), 'apply_impl', _reduce_in_fp32) for name in ('ReduceOps', 'ScanOps')
+    ]
     for owner, name, wrap in places:
         real = getattr(owner, name, None)
         if real is not None and not hasattr(real, '__wrapped__'): setattr(owner, name, wrap(real))
     index = getattr(interpreter, '_patch_lang_tensor', None)
-    if index is not None and not hasattr(index, '__wrapped__'): interpreter._patch_lang_tensor = _index_from_one_element(index)
+    if index is not None and not hasattr(index, '__wrapped__'):
+        interpreter._patch_lang_tensor = _index_from_one_element(index)
     if builder is not None and not hasattr(builder, 'get_bf16'):
-        builder.get_bf16 = lambda self, value: interpreter.TensorHandle(_fp32_to_bf16(np.array([value], np.float32)), tl.bfloat16)
+        builder.get_bf16 = lambda self, value: interpreter.TensorHandle(
+            _fp32_to_bf16(np.array([value], np.float32)), tl.bfloat16
+        )
 
 # %% ../../nbs/14_triton.ipynb #9b5ece9e
 if interpreted(): patch_interpreter_bf16()
@@ -173,7 +204,9 @@ def _patch_lang_once(
     @functools.wraps(real)
     def patch(fn):
         seen = [v for v in fn.__globals__.values() if v is tl or v is tl.core]
-        bare = not seen or any(map(tl.core.is_builtin, [tl.core.tensor.__add__, *(lang.load for lang in seen)]))
+        bare = not seen or any(
+            map(tl.core.is_builtin, [tl.core.tensor.__add__, *(lang.load for lang in seen)])
+        )
         return real(fn) if bare else nothing()
     return patch
 
@@ -197,7 +230,8 @@ def speed_up_interpreter():
     for name, wrap in (('_patch_lang', _patch_lang_once), ('_get_np_dtype', _cache_np_dtype)):
         real = getattr(interpreter, name, None) if hasattr(interpreter, '_LangPatchScope') else None
         if real is not None and not hasattr(real, '__wrapped__'): setattr(interpreter, name, wrap(real))
-    builder = getattr(interpreter, 'interpreter_builder', None); options = getattr(builder, 'options', None)
+    builder = getattr(interpreter, 'interpreter_builder', None)
+    options = getattr(builder, 'options', None)
     unheard = getattr(options, 'sanitize_overflow', False) and not getattr(options, 'debug', True)
     if unheard: builder.options = replace(options, sanitize_overflow=False)
 
@@ -205,7 +239,8 @@ def speed_up_interpreter():
 if interpreted(): speed_up_interpreter()
 
 # %% ../../nbs/14_triton.ipynb #98d115fa
-MAX_SHARED_MEMORY = {80: 163*1024, 86: 99*1024, 89: 99*1024, 90: 227*1024} # bytes a block may ask for, by compute capability
+# bytes a block may ask for, by compute capability
+MAX_SHARED_MEMORY = {80: 163*1024, 86: 99*1024, 89: 99*1024, 90: 227*1024}
 
 # %% ../../nbs/14_triton.ipynb #cf4879c4
 class CompiledKernel(NamedTuple):
@@ -225,8 +260,11 @@ def _resource_usage(
     "What a compiled kernel needs, from its own headers"
     tool = Path(triton.__file__).parent/'backends'/'nvidia'/'bin'/'cuobjdump'
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder)/'kernel.cubin'; path.write_bytes(cubin)
-        output = subprocess.run([tool, '--dump-resource-usage', path], capture_output=True, text=True, check=True).stdout
+        path = Path(folder)/'kernel.cubin'
+        path.write_bytes(cubin)
+        output = subprocess.run(
+            [tool, '--dump-resource-usage', path], capture_output=True, text=True, check=True
+        ).stdout
     needs = dict(re.findall(r'(REG|STACK|LOCAL):(\d+)', output))
     return int(needs['REG']), int(needs['STACK']) + int(needs.get('LOCAL', 0))
 
@@ -236,15 +274,20 @@ class CompileOnlyDriver:
     def __init__(self,
         capability:int, # 80, 86, 89 or 90
     ):
-        if capability not in MAX_SHARED_MEMORY: raise UserError(f'Capability {capability} is unknown here: use one of {list(MAX_SHARED_MEMORY)}.')
-        self.capability, self.launch, self.rows, self.utils = capability, '', [], self
+        if capability not in MAX_SHARED_MEMORY:
+            raise UserError(f'Capability {capability} is unknown here: use one of {list(MAX_SHARED_MEMORY)}.')
+        self.capability = capability
+        self.launch = ''
+        self.rows = []
+        self.utils = self
 
     def is_active(self): return True
     def map_python_to_cpp_type(self, ty): return ty
     def get_current_device(self): return self.capability      # one in-process cache of kernels per "device"
     def get_current_stream(self, device=None): return 0
     def get_active_torch_device(self): return torch.device('cpu')
-    def get_current_target(self): return importlib.import_module('triton.backends.compiler').GPUTarget('cuda', self.capability, 32)
+    def get_current_target(self):
+        return importlib.import_module('triton.backends.compiler').GPUTarget('cuda', self.capability, 32)
     def get_device_properties(self, device=None):
         return dict(max_shared_mem=MAX_SHARED_MEMORY[self.capability], multiprocessor_count=46, warpSize=32)
 
@@ -252,8 +295,11 @@ class CompileOnlyDriver:
     def load_binary(self, name, cubin, shared, device):
         registers, stack = _resource_usage(cubin)
         problem = f'{stack} B of local memory per thread' if stack else ''
-        self.rows.append(CompiledKernel(self.launch, name, self.capability, registers, shared, stack, problem))
-        return None, None, registers, stack, 1024             # module, function, registers, spills, largest block in threads
+        self.rows.append(
+            CompiledKernel(self.launch, name, self.capability, registers, shared, stack, problem)
+        )
+        # module, function, registers, spills, largest block in threads
+        return None, None, registers, stack, 1024
 
 # %% ../../nbs/14_triton.ipynb #4e49ba4b
 def _import_module(
@@ -262,7 +308,8 @@ def _import_module(
     "Import by name or by path"
     if not name.endswith('.py'): return importlib.import_module(name)
     spec = importlib.util.spec_from_file_location(Path(name).stem, name)
-    module = importlib.util.module_from_spec(spec); spec.loader.exec_module(module)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     return module
 
 # %% ../../nbs/14_triton.ipynb #7e1d7d49
@@ -280,7 +327,11 @@ def _compile_all(
                 try: f()
                 except Exception as e:
                     message = ' '.join(str(e).split())
-                    driver.rows.append(CompiledKernel(driver.launch, '', capability, 0, 0, 0, f'{type(e).__name__}: {message[:300]}'))
+                    driver.rows.append(
+                        CompiledKernel(
+                            driver.launch, '', capability, 0, 0, 0, f'{type(e).__name__}: {message[:300]}'
+                        )
+                    )
         rows += driver.rows
     return rows
 
@@ -295,10 +346,15 @@ class CompileReport(list):
         for (launch, kernel), rows in groups.items():
             most = [max(getattr(r, k) for r in rows) for k in ('registers', 'shared', 'stack')]
             capabilities = ' '.join(str(r.capability) for r in rows)
-            lines.append(f'{launch:32} {kernel:28} {capabilities:>12} {most[0]:>9} {fmt_bytes(most[1]):>10} {most[2]:>6}')
+            lines.append(
+                f'{launch:32} {kernel:28} {capabilities:>12} {most[0]:>9} {fmt_bytes(most[1]):>10} '
+                f'{most[2]:>6}'
+            )
         found = {}
         for r in self.problems(): found.setdefault((r.launch, r.problem), []).append(str(r.capability))
-        return '\n'.join(lines + [f'{launch}, sm {" ".join(sm)}: {problem}' for (launch, problem), sm in found.items()])
+        return '\n'.join(
+            lines + [f'{launch}, sm {" ".join(sm)}: {problem}' for (launch, problem), sm in found.items()]
+        )
 
 # %% ../../nbs/14_triton.ipynb #7240b60a
 def compile_report(
@@ -309,8 +365,11 @@ def compile_report(
     if triton is None: raise UserError(f"Triton is needed to compile kernels: run `{pip_install('triton')}`.")
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)/'rows.json'
-        code = 'import sys, json; from pathlib import Path; from elleci.kernels import proof\n' \
-               'asked = json.loads(sys.argv[1]); rows = proof._compile_all(*asked[:2]); Path(asked[2]).write_text(json.dumps(rows))'
+        code = (
+            'import sys, json; from pathlib import Path; from elleci.kernels import proof\n'
+            'asked = json.loads(sys.argv[1]); rows = proof._compile_all(*asked[:2]); '
+            'Path(asked[2]).write_text(json.dumps(rows))'
+        )
         asked = json.dumps([[str(m) for m in modules], list(capabilities), str(out)])
         env = {**os.environ, 'TRITON_INTERPRET': '0'}
         done = subprocess.run([sys.executable, '-c', code, asked], env=env, capture_output=True, text=True)
@@ -320,13 +379,15 @@ def compile_report(
 # %% ../../nbs/14_triton.ipynb #e05f3ec8
 if __name__ == '__main__' and sys.argv[0].endswith('proof.py'):
     _report = compile_report(sys.argv[1:])
-    print(_report); sys.exit(bool(_report.problems()))
+    print(_report)
+    sys.exit(bool(_report.problems()))
 
 # %% ../../nbs/14_triton.ipynb #3005f7b8
 def register_flops(
     *ops, # operators, e.g. torch.ops.elleci.int8_product
 ): # a decorator for f(shapes of the arguments, out_shape=…, **kw), which gives floating-point (or integer) operations
     "Tell torch's counter what `ops` compute; a second time replaces the first"
-    from torch.utils.flop_counter import flop_registry, register_flop_formula                       # loads Triton, which must have been told how
+    # loads Triton, which must have been told how
+    from torch.utils.flop_counter import flop_registry, register_flop_formula
     for op in ops: flop_registry.pop(op, None)
     return register_flop_formula(list(ops))

@@ -56,13 +56,21 @@ def attention(
 )->Tensor: # (B, Tq, H, Pv) in q's dtype
     "Causal attention within documents (Vaswani et al. 2017, eq. 1) that keeps O(T) numbers; `UserError` for lengths that do not match"
     (B, Tq, _, P), T, Pv = q.shape, k.shape[1], v.shape[-1]
-    if Tq > T: raise UserError(f'{Tq} queries were given for {T} keys: give at least as many keys, the queries are their last positions.')
+    if Tq > T:
+        raise UserError(
+            f'{Tq} queries were given for {T} keys: give at least as many keys, '
+            'the queries are their last positions.'
+        )
     if seq_idx is not None and seq_idx.shape != (B, T):
-        raise UserError(f'seq_idx has shape {tuple(seq_idx.shape)}: give one document number per key, ({B}, {T}).')
+        raise UserError(
+            f'seq_idx has shape {tuple(seq_idx.shape)}: give one document number per key, ({B}, {T}).'
+        )
     mask = _attention_mask(seq_idx, Tq, T, q.device)
     q, k, v = (_pad_heads(t, max(P, Pv)).transpose(1, 2) for t in (q, k, v))
     scale = P**-.5 if scale is None else scale
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None and Tq == T, scale=scale)
+    out = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=mask is None and Tq == T, scale=scale
+    )
     return out.transpose(1, 2)[..., :Pv]
 
 # %% ../../nbs/30_attention.ipynb #0b72bbb9

@@ -27,7 +27,11 @@ def eigenstate_recurrent(
     "The recurrence itself, in complex128, one step at a time: the oracle (Orvieto et al. 2023, §3)"
     lam = torch.exp(torch.complex(-log_rate.double().exp(), log_freq.double().exp()))
     u = torch.view_as_complex(u.double().contiguous())
-    h = torch.zeros_like(u[:, 0]) if initial_state is None else torch.view_as_complex(initial_state.double().contiguous())
+    h = (
+        torch.zeros_like(u[:, 0])
+        if initial_state is None
+        else torch.view_as_complex(initial_state.double().contiguous())
+    )
     hs = []
     for t, u_t in enumerate(u.unbind(1)):
         if seq_idx is not None and t: h = h.where((seq_idx[:, t] == seq_idx[:, t-1])[:, None], 0)
@@ -75,8 +79,11 @@ def _scan(
         doc_ids = torch.cat([doc_ids, doc_ids[:, -1:].expand(-1, pad)], 1).unflatten(1, (-1, Q))
         entering_doc_ids = torch.cat([doc_ids[:, :1, 0], doc_ids[:, :-1, -1]], 1)
     _doubling_scan(h, power, doc_ids)                                                              # inside
-    enter = torch.cat([torch.zeros_like(h[:, :1, 0]) if initial is None else initial[:, None], h[:, :-1, -1]], 1)
-    _doubling_scan(enter, lambda n: power(n*Q), entering_doc_ids)                                     # between
+    enter = torch.cat(
+        [torch.zeros_like(h[:, :1, 0]) if initial is None else initial[:, None], h[:, :-1, -1]], 1
+    )
+    # between
+    _doubling_scan(enter, lambda n: power(n*Q), entering_doc_ids)
     received = enter[:, :, None]*power(torch.arange(1, Q + 1, device=u.device)[:, None])
     if doc_ids is not None: received.masked_fill_((doc_ids != entering_doc_ids[..., None])[..., None], 0)
     return h.add_(received).flatten(1, 2)[:, :T]
@@ -100,12 +107,15 @@ class _ChunkedScan(torch.autograd.Function):
     def backward(ctx, g):
         h, log_rate, log_freq, initial, seq_idx = ctx.saved_tensors
         h, doc_ids = torch.view_as_complex(h), None if seq_idx is None else document_ids(seq_idx)
-        power = lambda n: _power(log_rate, log_freq, n, h.dtype).conj()
-        G = _scan(torch.view_as_complex(g.flip(1)), power, None, None if doc_ids is None else doc_ids.flip(1), ctx.Q).flip(1)
+        def power(n): return _power(log_rate, log_freq, n, h.dtype).conj()
+        G = _scan(
+            torch.view_as_complex(g.flip(1)), power, None, None if doc_ids is None else doc_ids.flip(1), ctx.Q
+        ).flip(1)
         S = G[:, 1:].conj()*h[:, :-1]
         if doc_ids is not None: S.masked_fill_((doc_ids[:, 1:] != doc_ids[:, :-1])[..., None], 0)
         S = S.sum((0, 1))
-        if initial is not None: S = S + (G[:, 0].conj()*torch.view_as_complex(initial.to(g.dtype).contiguous())).sum(0)
+        if initial is not None:
+            S = S + (G[:, 0].conj()*torch.view_as_complex(initial.to(g.dtype).contiguous())).sum(0)
         S = S*power(1).conj()
         rates = (-S.real*log_rate.exp()).to(log_rate.dtype), (-S.imag*log_freq.exp()).to(log_freq.dtype)
         start = None if initial is None else torch.view_as_real(G[:, 0]*power(1)).to(initial.dtype)
@@ -120,8 +130,12 @@ def _check_shapes(u, log_rate, log_freq, initial_state=None, seq_idx=None):
         (b, T, K, _) = u.shape
         wanted = [(log_rate, (K,)), (log_freq, (K,)), (initial_state, (b, K, 2)), (seq_idx, (b, T))]
         fits = all(t is None or t.shape == shape for t, shape in wanted)
-    if not fits: raise UserError(f'{shapes} do not fit: give u (B,T,K,2) with T ≥ 1, log_rate and log_freq (K,), initial_state (B,K,2), '
-                                 'seq_idx (B,T).')
+    if not fits:
+        raise UserError(
+            f'{shapes} do not fit: give u (B,T,K,2) with T ≥ 1, log_rate and log_freq (K,), '
+            'initial_state (B,K,2), '
+            'seq_idx (B,T).'
+        )
 
 # %% ../../nbs/23_eigenstate.ipynb #91a02a8d
 def eigenstate_scan(
@@ -168,7 +182,10 @@ def _gate(h, u, z, log_rate, d):
 class _RecomputeInBackward(torch.autograd.Function):
     "f(*inputs), of which autograd keeps the inputs alone"
     @staticmethod
-    def forward(ctx, f, *inputs): ctx.f = f; ctx.save_for_backward(*inputs); return f(*inputs)
+    def forward(ctx, f, *inputs):
+        ctx.f = f
+        ctx.save_for_backward(*inputs)
+        return f(*inputs)
 
     @staticmethod
     @once_differentiable
@@ -197,14 +214,18 @@ class Eigenstate(KeepsFp32):
     ):
         super().__init__()
         self.cfg, K = cfg, cfg.n_eigenstates
-        self.in_proj, self.out_proj = linear(cfg.d_model, 4*K, bias=False), linear(2*K, cfg.d_model, bias=False)
-        self.log_rate, self.log_freq, self.D = self.fp32_parameter(K), self.fp32_parameter(K), self.fp32_parameter(2*K)
+        self.in_proj = linear(cfg.d_model, 4*K, bias=False)
+        self.out_proj = linear(2*K, cfg.d_model, bias=False)
+        self.log_rate = self.fp32_parameter(K)
+        self.log_freq = self.fp32_parameter(K)
+        self.D = self.fp32_parameter(2*K)
         self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self):
         life = _log_uniform(torch.full_like(self.log_rate, HALF_LIFE_RANGE[0]), HALF_LIFE_RANGE[1])
-        period = _log_uniform((life/MAX_TURNS).clamp(min=2.), HALF_LIFE_RANGE[1])               # two tokens: as fast as tokens can show
+        # two tokens: as fast as tokens can show
+        period = _log_uniform((life/MAX_TURNS).clamp(min=2.), HALF_LIFE_RANGE[1])
         self.log_rate.copy_((math.log(2)/life).log())
         self.log_freq.copy_((2*math.pi/period).log())
         self.D.fill_(1.)
@@ -216,9 +237,15 @@ class Eigenstate(KeepsFp32):
         norm:nn.Module|None=None, # an `RMSNorm` in front, see `project`
     )->Tensor: # (B, T, D)
         u, z = project(x, norm, self.in_proj)[0].chunk(2, -1)
-        h = _states(cache, u.unflatten(-1, (-1, 2)), self.log_rate, self.log_freq, self.cfg.chunk_size, seq_idx)
+        h = _states(
+            cache, u.unflatten(-1, (-1, 2)), self.log_rate, self.log_freq, self.cfg.chunk_size, seq_idx
+        )
         return self.out_proj(_RecomputeInBackward.apply(_gate, h.flatten(-2), u, z, self.log_rate, self.D))
 
     def new_cache(self, batch, max_len=None, dtype=None, device=None):
         "An empty cache: the state, in float64 whatever dtype says; its size does not depend on max_len"
-        return dict(state=torch.zeros(batch, self.cfg.n_eigenstates, 2, dtype=torch.float64, device=device or self.D.device))
+        return dict(
+            state=torch.zeros(
+                batch, self.cfg.n_eigenstates, 2, dtype=torch.float64, device=device or self.D.device
+            )
+        )

@@ -20,8 +20,13 @@ from ..kernels.bitnet import bit_linear, packed_matvec, quantize, ternarize_int8
 # %% ../../nbs/42_ffn.ipynb #837ebfb0
 class BitLinear(nn.Module):
     "Linear layer with ternary weights and int8 activations (BitNet b1.58, Ma et al. 2024), trained straight-through"
-    fuses_norm, ignored_state, cache_depth, ternary_weight = True, ('ternary_weight',), 0, None       # what `cache_ternary_weights` lets it keep between uses
-    int8_backward = False                                  # round gradients to int8 at random, see `TrainConfig`
+    # what `cache_ternary_weights` lets it keep between uses
+    fuses_norm = True
+    ignored_state = ('ternary_weight',)
+    cache_depth = 0
+    ternary_weight = None
+    # round gradients to int8 at random, see `TrainConfig`
+    int8_backward = False
     uses_rng = property(lambda self: self.int8_backward)      # the engine seeds what draws
     def __init__(self,
         d_in:int,        # width of the input
@@ -46,8 +51,14 @@ class BitLinear(nn.Module):
     )->Tensor: # (…, d_out), the dtype that `F.linear` would give
         "x̂ @ Ŵ.T, the integer part exact"
         seed = int(torch.randint(2**31, (), device='cpu')) if self.int8_backward and self.training else 0
-        return bit_linear(x, self.weight, None if norm is None else norm.weight, ternary_weight=self._cached_ternary_weight(),
-                          backward='int8' if self.int8_backward else 'bf16', seed=seed)
+        return bit_linear(
+            x,
+            self.weight,
+            None if norm is None else norm.weight,
+            ternary_weight=self._cached_ternary_weight(),
+            backward='int8' if self.int8_backward else 'bf16',
+            seed=seed,
+        )
 
     def _cached_ternary_weight(self):
         "Ternary weights and their scale, made at first use within `cache_ternary_weights`; else None"
@@ -93,12 +104,19 @@ class PackedLinear(KeepsFp32):
     def extra_repr(self): return f'd_in={self.d_in}, d_out={len(self.packed)}'
     def operands(self, x):
         "As `BitLinear.operands`"
-        return tuple((t*s).to(x.dtype) for t, s in (quantize_activations(x), (unpack_ternary(self.packed, self.d_in), self.scale)))
+        return tuple(
+            (t * s).to(x.dtype)
+            for t, s in (quantize_activations(x), (unpack_ternary(self.packed, self.d_in), self.scale))
+        )
     def forward(self,
         x:Tensor, # (…, d_in) any float dtype
     )->Tensor: # (…, d_out), the dtype that `F.linear` would give
         "As `BitLinear.forward` would, to the bit"
-        if x.requires_grad and torch.is_grad_enabled(): raise UserError('A packed layer has no weights to train: use it under torch.no_grad(), or train the run that it was packed from.')
+        if x.requires_grad and torch.is_grad_enabled():
+            raise UserError(
+                'A packed layer has no weights to train: use it under torch.no_grad(), '
+                'or train the run that it was packed from.'
+            )
         return packed_matvec(*quantize(x), self.packed, self.scale, linear_dtype(x))
 
 # %% ../../nbs/42_ffn.ipynb #4fe707a7
@@ -107,14 +125,16 @@ def pack_model(
     model:nn.Module, # changed in place; on meta for shapes alone
 )->nn.Module: # the same
     "Put a `PackedLinear` in the place of every `BitLinear`; nothing of it is trained any more"
-    if isinstance(model, BitLinear): raise UserError('A layer cannot take its own place: give pack_model the module that holds it.')
+    if isinstance(model, BitLinear):
+        raise UserError('A layer cannot take its own place: give pack_model the module that holds it.')
     for parent in list(model.modules()):
         for name, m in list(parent._modules.items()):
             if not isinstance(m, BitLinear): continue
             with m.weight.device: new = PackedLinear(*m.weight.shape[::-1])
             if not m.weight.is_meta:
                 w_int, scale = ternarize_int8(m.weight)
-                new.packed.copy_(pack_ternary(w_int)); new.scale.data = scale
+                new.packed.copy_(pack_ternary(w_int))
+                new.scale.data = scale
             setattr(parent, name, new)
     return model.requires_grad_(False)
 

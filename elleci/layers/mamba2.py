@@ -22,7 +22,9 @@ class GatedRMSNorm(RMSNorm):
     def __init__(self,
         dim:int,      # D
         groups:int=1, # G, a divisor of D
-    ): super().__init__(dim); self.groups = groups
+    ):
+        super().__init__(dim)
+        self.groups = groups
 
     def forward(self,
         y:Tensor, # (..., D) any float dtype
@@ -48,14 +50,19 @@ def check_cache(
     seq_idx:Tensor|None=None, # (B, T)
 ):
     "`UserError` for documents beside a cache, for other rows than it was made for, and for more tokens than it has room for"
-    if seq_idx is not None: raise UserError('A cache holds one document per row: give either seq_idx or a cache, not both.')
+    if seq_idx is not None:
+        raise UserError('A cache holds one document per row: give either seq_idx or a cache, not both.')
     held, (B, T) = [t for t in cache.values() if isinstance(t, Tensor)], x.shape[:2]
     rows = next((len(t) for t in held if len(t) != B), B)
-    if rows != B: raise UserError(f'The cache was made for {rows} rows and {B} were given: make one with batch={B}.')
+    if rows != B:
+        raise UserError(f'The cache was made for {rows} rows and {B} were given: make one with batch={B}.')
     if 'length' not in cache: return
     room, start = min(t.shape[1] for t in held), cache['length']
     if start + T > room:
-        raise UserError(f'The cache holds {start} of {room} tokens and was given {T} more: make it with max_len of {start + T} or more.')
+        raise UserError(
+            f'The cache holds {start} of {room} tokens and was given {T} more: '
+            f'make it with max_len of {start + T} or more.'
+        )
 
 # %% ../../nbs/22_mamba2.ipynb #0edaa0e2
 def _slide_window(cache, xBC, seq_idx):
@@ -70,8 +77,12 @@ def _slide_window(cache, xBC, seq_idx):
 def _scan(cache, x, dt, A, B, C, D, chunk_size, seq_idx):
     "SSD over x (B, T, H, P); with a cache, from its state to its state"
     if cache is None: return ssd(x, dt, A, B, C, chunk_size, D, seq_idx=seq_idx, check=False)
-    if x.shape[1] == 1: y = ssd_decode(h := cache['ssm'].clone(), x[:, 0], dt[:, 0], A, B[:, 0], C[:, 0], D)[:, None]
-    else: y, h = ssd(x, dt, A, B, C, chunk_size, D, initial_state=cache['ssm'], return_final_state=True, check=False)
+    if x.shape[1] == 1:
+        y = ssd_decode(h := cache['ssm'].clone(), x[:, 0], dt[:, 0], A, B[:, 0], C[:, 0], D)[:, None]
+    else:
+        y, h = ssd(
+            x, dt, A, B, C, chunk_size, D, initial_state=cache['ssm'], return_final_state=True, check=False
+        )
     cache['ssm'] = h.detach()
     return y
 
@@ -87,7 +98,13 @@ class Mamba2(KeepsFp32):
         self.in_proj = linear(cfg.d_model, cfg.d_inner + cfg.conv_dim + H, bias=False)
         self.out_proj = linear(cfg.d_inner, cfg.d_model, bias=False)
         self.norm = GatedRMSNorm(cfg.d_inner, cfg.ngroups)
-        own = dict(conv_weight=(cfg.conv_dim, cfg.d_conv), conv_bias=(cfg.conv_dim,), A_log=(H,), dt_bias=(H,), D=(H,))
+        own = dict(
+            conv_weight=(cfg.conv_dim, cfg.d_conv),
+            conv_bias=(cfg.conv_dim,),
+            A_log=(H,),
+            dt_bias=(H,),
+            D=(H,),
+        )
         for name, shape in own.items(): setattr(self, name, self.fp32_parameter(*shape))
         self.reset_parameters()
 
@@ -111,12 +128,22 @@ class Mamba2(KeepsFp32):
         u = conv_silu(xBC, self.conv_weight, self.conv_bias, seq_idx, _slide_window(cache, xBC, seq_idx))
         v, B, C = u.split([c.d_inner, c.ngroups*c.d_state, c.ngroups*c.d_state], -1)
         dt = F.softplus(dt.to(compute_dtype(dt)) + self.dt_bias)
-        y = _scan(cache, v.unflatten(-1, (-1, c.headdim)), dt, -self.A_log.exp(), *(t.unflatten(-1, (c.ngroups, -1)) for t in (B, C)),
-                  self.D, c.chunk_size, seq_idx)
+        y = _scan(
+            cache,
+            v.unflatten(-1, (-1, c.headdim)),
+            dt,
+            -self.A_log.exp(),
+            *(t.unflatten(-1, (c.ngroups, -1)) for t in (B, C)),
+            self.D,
+            c.chunk_size,
+            seq_idx,
+        )
         return self.out_proj(self.norm(y.flatten(-2), z))
 
     def new_cache(self, batch, max_len=None, dtype=None, device=None):
         "An empty cache: the last d_conv−1 inputs of the convolution, and the state; its size does not depend on max_len"
         c, kw = self.cfg, dict(device=device or self.D.device)
-        return dict(conv=torch.zeros(batch, c.d_conv - 1, c.conv_dim, dtype=dtype or self.in_proj.weight.dtype, **kw),
-                    ssm=torch.zeros(batch, c.n_ssm_heads, c.headdim, c.d_state, dtype=self.D.dtype, **kw))
+        return dict(
+            conv=torch.zeros(batch, c.d_conv - 1, c.conv_dim, dtype=dtype or self.in_proj.weight.dtype, **kw),
+            ssm=torch.zeros(batch, c.n_ssm_heads, c.headdim, c.d_state, dtype=self.D.dtype, **kw),
+        )

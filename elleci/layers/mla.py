@@ -60,7 +60,10 @@ def _positions(
     cache:dict|None,     # as from `MLA.new_cache`
 )->Tensor: # (B, T) int64
     "Where each token stands in its document"
-    if seq_idx is None: return torch.arange(x.shape[1], device=x.device).expand(x.shape[:2]) + (cache['length'] if cache else 0)
+    if seq_idx is None:
+        return torch.arange(x.shape[1], device=x.device).expand(x.shape[:2]) + (
+            cache['length'] if cache else 0
+        )
     return document_positions(seq_idx)
 
 # %% ../../nbs/31_mla.ipynb #66d23a76
@@ -74,7 +77,9 @@ def _expanded_attention(
 )->Tensor: # (B, T, H, v)
     "Attention with keys and values built from the latents (arXiv 2405.04434, eqs. 10, 11 and 16 to 18)"
     c = m.cfg
-    k_nope, v = m.kv_up(latent).unflatten(-1, (c.n_attn_heads, -1)).split([c.qk_nope_head_dim, c.v_head_dim], -1)
+    k_nope, v = (
+        m.kv_up(latent).unflatten(-1, (c.n_attn_heads, -1)).split([c.qk_nope_head_dim, c.v_head_dim], -1)
+    )
     k = torch.cat([k_nope, k_rope[:, :, None].expand_as(q_rope)], -1)
     return attention(torch.cat([q_nope, q_rope], -1), k, v.contiguous(), seq_idx)
 
@@ -90,7 +95,9 @@ def _decode_attention(
     c, (latent, w) = m.cfg, _operands(m.kv_up, latent)
     dtype, scale = torch.promote_types(latent.dtype, w.dtype), (c.qk_nope_head_dim + c.qk_rope_head_dim)**-.5
     w_uk, w_uv = w.unflatten(0, (c.n_attn_heads, -1)).split([c.qk_nope_head_dim, c.v_head_dim], 1)
-    return _absorbed_attention(*(t.to(dtype) for t in (q_nope, q_rope, latent, k_rope, w_uk, w_uv)), scale).to(q_nope.dtype)
+    return _absorbed_attention(
+        *(t.to(dtype) for t in (q_nope, q_rope, latent, k_rope, w_uk, w_uv)), scale
+    ).to(q_nope.dtype)
 
 # %% ../../nbs/31_mla.ipynb #72a9b91b
 class MLA(nn.Module):
@@ -120,16 +127,30 @@ class MLA(nn.Module):
         if cache is not None: check_cache(cache, x, seq_idx)
         positions = _positions(x, seq_idx, cache)
         q, latent = project(x, norm, self.q_proj, self.kv_down)
-        q_nope, q_rope = q.unflatten(-1, (c.n_attn_heads, -1)).split([c.qk_nope_head_dim, c.qk_rope_head_dim], -1)
+        q_nope, q_rope = q.unflatten(-1, (c.n_attn_heads, -1)).split(
+            [c.qk_nope_head_dim, c.qk_rope_head_dim], -1
+        )
         latent, k_rope = latent.split([c.kv_lora_rank, c.qk_rope_head_dim], -1)
-        q_rope, k_rope = rope(q_rope, positions, c.rope_theta), rope(k_rope[:, :, None], positions, c.rope_theta)[:, :, 0]
+        q_rope = rope(q_rope, positions, c.rope_theta)
+        k_rope = rope(k_rope[:, :, None], positions, c.rope_theta)[:, :, 0]
         latent = self.norm(latent)
         both = (latent, k_rope) if cache is None else _append_to_cache(cache, latent, k_rope)
-        out = _decode_attention(self, q_nope, q_rope, *both) if past else _expanded_attention(self, q_nope, q_rope, latent, k_rope, seq_idx)
+        out = (
+            _decode_attention(self, q_nope, q_rope, *both)
+            if past
+            else _expanded_attention(self, q_nope, q_rope, latent, k_rope, seq_idx)
+        )
         return self.o_proj(out.flatten(-2))
 
     def new_cache(self, batch, max_len, dtype=None, device=None):
         "An empty cache for `batch` rows of up to `max_len` tokens: r + rope numbers a token, shared by all heads"
         c = self.cfg
-        new = lambda width: torch.zeros(batch, max_len, width, dtype=dtype or self.kv_down.weight.dtype, device=device or self.norm.weight.device)
+        def new(width):
+            return torch.zeros(
+                batch,
+                max_len,
+                width,
+                dtype=dtype or self.kv_down.weight.dtype,
+                device=device or self.norm.weight.device,
+            )
         return dict(latent=new(c.kv_lora_rank), k_rope=new(c.qk_rope_head_dim), length=0)

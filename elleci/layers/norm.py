@@ -24,7 +24,9 @@ class KeepsFp32(nn.Module):
         *shape:int,
     )->nn.Parameter: # uninitialised, fp32 or wider
         "A parameter that stays in fp32"
-        return nn.Parameter(torch.empty(shape, dtype=torch.promote_types(torch.get_default_dtype(), torch.float32)))
+        return nn.Parameter(
+            torch.empty(shape, dtype=torch.promote_types(torch.get_default_dtype(), torch.float32))
+        )
 
 # %% ../../nbs/16_norm.ipynb #6a0db6eb
 class RMSNorm(KeepsFp32):
@@ -50,7 +52,8 @@ def project(
     *linears:nn.Module, # layers that read the same; those that say `fuses_norm` are called as linear(x, norm)
 )->list: # linear(norm(x)) of each
     "Linear layers behind a norm"
-    plain = type(norm) is RMSNorm and not (norm._forward_hooks or norm._forward_pre_hooks)        # another norm, or a watched one, is called
+    # another norm, or a watched one, is called
+    plain = type(norm) is RMSNorm and not (norm._forward_hooks or norm._forward_pre_hooks)
     if plain and all(getattr(l, 'fuses_norm', False) for l in linears): return [l(x, norm) for l in linears]
     x = x if norm is None else norm(x)
     return [l(x) for l in linears]

@@ -16,7 +16,10 @@ import numpy as np
 from ..core import MiB, UserError, fmt_bytes
 
 # %% ../../nbs/12_allocator.ipynb #66c99d67
-FREE, LIVE, PENDING, UNMAPPED = 'inactive', 'active_allocated', 'active_pending_free', 'unmapped'
+FREE = 'inactive'
+LIVE = 'active_allocated'
+PENDING = 'active_pending_free'
+UNMAPPED = 'unmapped'
 
 # %% ../../nbs/12_allocator.ipynb #9b6a889c
 class Block:
@@ -29,7 +32,11 @@ class Block:
         prev=None,  # left neighbour, a `Block`
         next=None,  # right neighbour
     ):
-        self.addr, self.size, self.pool, self.prev, self.next = addr, size, pool, prev, next
+        self.addr = addr
+        self.size = size
+        self.pool = pool
+        self.prev = prev
+        self.next = next
         self.state, self.requested, self.used_by_other_streams = FREE, 0, False
         if prev is not None: prev.next = self
         if next is not None: next.prev = self
@@ -49,7 +56,12 @@ class Pool:
         page:int,     # bytes: the segment of a request too small for its own; the page of an expandable segment
         min_rest:int, # bytes: a smaller rest is not cut off
     ):
-        self.small, self.stream, self.page, self.min_rest, self.free, self.unmapped = small, stream, page, min_rest, [], []
+        self.small = small
+        self.stream = stream
+        self.page = page
+        self.min_rest = min_rest
+        self.free = []
+        self.unmapped = []
 
     def add(self, block):
         if block.state is FREE: insort(self.free, (block.size, block.addr, block))
@@ -65,7 +77,8 @@ class Pool:
             right = left.next if left is not None else None
             if right is None or left.state is not right.state: continue
             self.remove(right if left is block else left)
-            left.size += right.size; left.next = right.next
+            left.size += right.size
+            left.next = right.next
             if left.next is not None: left.next.prev = left
             block = left
         self.add(block)
@@ -88,11 +101,20 @@ class CachingAllocator:
         capacity:int|None=None, # bytes that the card has for segments; None: no limit
         choose_address=None,             # function: bytes of a fresh segment → its address
     ):
-        if capacity is not None and not (isinstance(capacity, int | float | np.integer) and 0 <= capacity < np.inf):
+        if capacity is not None and not (
+            isinstance(capacity, int | float | np.integer) and 0 <= capacity < np.inf
+        ):
             raise UserError(f'capacity is {capacity!r}: give bytes, 0 or more, or None for no limit.')
-        self.capacity, self.choose_address, self.end = None if capacity is None else int(capacity), choose_address or self._next_address, 0
-        self.pools, self.segment_heads, self.live, self.pending_frees = {}, {}, {}, []
-        self.allocated = self.requested = self.reserved = self.peak_reserved = self.n_mallocs = self.n_retries = 0
+        self.capacity = None if capacity is None else int(capacity)
+        self.choose_address = choose_address or self._next_address
+        self.end = 0
+        self.pools = {}
+        self.segment_heads = {}
+        self.live = {}
+        self.pending_frees = []
+        self.allocated = self.requested = self.reserved = self.peak_reserved = self.n_mallocs = (
+            self.n_retries
+        ) = 0
 
     def malloc(self,
         nbytes:int,    # 0 allocates nothing
@@ -103,7 +125,11 @@ class CachingAllocator:
         if nbytes < 0: raise UserError(f'An allocation of {nbytes} bytes was asked for: give 0 or more.')
         size = -(-nbytes//self.ROUND)*self.ROUND
         pool = self.pools.get((size <= self.SMALL, stream)) or self._get_pool(size <= self.SMALL, stream)
-        return self._alloc_found_block(self._get_free_block(pool, size) or self._alloc_block(pool, size) or self._retry(pool, size), size, nbytes)
+        return self._alloc_found_block(
+            self._get_free_block(pool, size) or self._alloc_block(pool, size) or self._retry(pool, size),
+            size,
+            nbytes,
+        )
 
     def free(self,
         addr:int, # from `malloc`
@@ -111,14 +137,18 @@ class CachingAllocator:
         "Give back; a block that another stream used stays taken until `synchronize`"
         if addr == 0: return
         block = self.live.pop(addr, None)
-        if block is None: raise UserError(f'Address {addr} is freed but not allocated: free each address once.')
+        if block is None:
+            raise UserError(f'Address {addr} is freed but not allocated: free each address once.')
         self.allocated -= block.size
-        if block.used_by_other_streams: block.state = PENDING; self.pending_frees.append(block)
+        if block.used_by_other_streams:
+            block.state = PENDING
+            self.pending_frees.append(block)
         else: self._free_block(block)
 
     def record_stream(self, addr, stream):
         "Note that kernels on `stream` use the block at `addr` too"
-        if addr in self.live and stream != self.live[addr].pool.stream: self.live[addr].used_by_other_streams = True
+        if addr in self.live and stream != self.live[addr].pool.stream:
+            self.live[addr].used_by_other_streams = True
 
     def synchronize(self):
         "Let all streams finish: what waited for them is free now"
@@ -147,7 +177,8 @@ class CachingAllocator:
         if block.size - size >= block.pool.min_rest: block.pool.add(block.split(size))
         block.state, block.requested = LIVE, nbytes
         self.live[block.addr] = block
-        self.allocated += block.size; self.requested += nbytes
+        self.allocated += block.size
+        self.requested += nbytes
         return block.addr
 
     def _free_block(self, block):
@@ -157,7 +188,8 @@ class CachingAllocator:
 
     def _reserve(self, nbytes):
         if self.capacity is not None and self.reserved + nbytes > self.capacity: return False
-        self.reserved += nbytes; self.n_mallocs += 1
+        self.reserved += nbytes
+        self.n_mallocs += 1
         self.peak_reserved = max(self.peak_reserved, self.reserved)
         return True
 
@@ -169,17 +201,22 @@ class CachingAllocator:
         return block
 
     def _retry(self, pool, size):
-        self.empty_cache(); self.n_retries += 1
+        self.empty_cache()
+        self.n_retries += 1
         block = self._alloc_block(pool, size)
         if block is not None: return block
         held = f'{fmt_bytes(self.reserved)} reserved, {fmt_bytes(self.allocated)} of it allocated'
-        raise OutOfMemory(f'Out of memory: {fmt_bytes(size)} wanted, {held}, limit {fmt_bytes(self.capacity)}: use a smaller batch or '
-                          'recompute activations, or expandable segments if much is reserved and not allocated.')
+        raise OutOfMemory(
+            f'Out of memory: {fmt_bytes(size)} wanted, {held}, limit {fmt_bytes(self.capacity)}: '
+            'use a smaller batch or '
+            'recompute activations, or expandable segments if much is reserved and not allocated.'
+        )
 
     def _release_cached_blocks(self, pool):
         whole = [block for _, _, block in pool.free if block.prev is None and block.next is None]
         for block in whole:
-            pool.remove(block); del self.segment_heads[block.addr]
+            pool.remove(block)
+            del self.segment_heads[block.addr]
             self.reserved -= block.size
         return [block.addr for block in whole]
 
@@ -193,8 +230,15 @@ def snapshot(
         block, new = allocator.segment_heads[addr], True
         while block is not None:
             if new and block.state is not UNMAPPED:
-                segments.append(dict(address=block.addr, total_size=0, segment_type='small' if block.pool.small else 'large',
-                                     stream=block.pool.stream, blocks=[]))
+                segments.append(
+                    dict(
+                        address=block.addr,
+                        total_size=0,
+                        segment_type='small' if block.pool.small else 'large',
+                        stream=block.pool.stream,
+                        blocks=[],
+                    )
+                )
             if block.state is not UNMAPPED:
                 segments[-1]['total_size'] += block.size
                 segments[-1]['blocks'].append([block.size, block.state, block.requested])
@@ -205,7 +249,9 @@ def snapshot(
 @dataclass
 class Replay:
     "What a list of events does to the allocator; all sizes in bytes"
-    allocated:np.ndarray  # (n events,) after each event, as `torch.cuda.memory_allocated` counts: blocks, rounded and with their rests
+    # (n events,) after each event, as `torch.cuda.memory_allocated` counts: blocks, rounded and with their
+    # rests
+    allocated:np.ndarray
     reserved:np.ndarray   # (n events,) after each event, as `torch.cuda.memory_reserved` counts: segments
     peak_allocated:int    # largest `allocated`
     peak_requested:int    # largest sum of the bytes asked for
@@ -220,29 +266,47 @@ def _allocation_request(i, event):
     "(bytes, stream) of the allocation that is event `i`"
     n, stream = event[2] if len(event) > 2 else None, event[3] if len(event) > 3 else 0
     if isinstance(n, np.integer): n = int(n)                        # numpy's would overflow
-    if type(n) is not int or n < 0: raise UserError(f'Event {i} asks for {n!r} bytes: give 0 or more, as a whole number.')
-    if type(stream) is not int: raise UserError(f'Event {i} has the stream {stream!r}: give a whole number as fourth field.')
+    if type(n) is not int or n < 0:
+        raise UserError(f'Event {i} asks for {n!r} bytes: give 0 or more, as a whole number.')
+    if type(stream) is not int:
+        raise UserError(f'Event {i} has the stream {stream!r}: give a whole number as fourth field.')
     return n, stream
 
 # %% ../../nbs/12_allocator.ipynb #a3911ceb
 def _events(a, events):
     "Run `events` through allocator `a`; yields (allocated, reserved, requested) after each"
     addrs = {}
-    if not hasattr(events, '__iter__'): raise UserError(f'The events are {events!r:.80}: give a list of them.')
+    if not hasattr(events, '__iter__'):
+        raise UserError(f'The events are {events!r:.80}: give a list of them.')
     for i, event in enumerate(events):
-        action, key = (event[0], event[1] if len(event) > 1 else None) if isinstance(event, (tuple, list)) and event else (None, None)
+        action, key = (
+            (event[0], event[1] if len(event) > 1 else None)
+            if isinstance(event, (tuple, list)) and event
+            else (None, None)
+        )
         try: hash(key)
-        except TypeError: raise UserError(f'Event {i} has the key {key!r:.80}: give a number or a string.') from None
+        except TypeError:
+            raise UserError(f'Event {i} has the key {key!r:.80}: give a number or a string.') from None
         if action == 'a':
-            if key in addrs: raise UserError(f'Event {i} allocates {key!r}, which is alive: free it first or use another key.')
+            if key in addrs:
+                raise UserError(
+                    f'Event {i} allocates {key!r}, which is alive: free it first or use another key.'
+                )
             try: addrs[key] = a.malloc(*_allocation_request(i, event))
             except OutOfMemory as e: raise OutOfMemory(f'Event {i}: {e}') from None
-            if a.reserved >= 2**63: raise UserError(f'Event {i} brings what is held to 2⁶³ bytes or more: give sizes in bytes.')
+            if a.reserved >= 2**63:
+                raise UserError(f'Event {i} brings what is held to 2⁶³ bytes or more: give sizes in bytes.')
         elif action == 'f':
-            if key not in addrs: raise UserError(f'Event {i} frees {key!r}, which is not allocated: allocate it first, free it once.')
+            if key not in addrs:
+                raise UserError(
+                    f'Event {i} frees {key!r}, which is not allocated: allocate it first, free it once.'
+                )
             a.free(addrs.pop(key))
         elif action == 'e': a.empty_cache()
-        else: raise UserError(f"Event {i} is {event!r:.80}: use 'a' (allocate), 'f' (free) or 'e' (empty the cache).")
+        else:
+            raise UserError(
+                f"Event {i} is {event!r:.80}: use 'a' (allocate), 'f' (free) or 'e' (empty the cache)."
+            )
         yield a.allocated, a.reserved, a.requested
 
 # %% ../../nbs/12_allocator.ipynb #81cbbb59
@@ -256,28 +320,42 @@ def replay(
     history = np.array(list(_events(a, events)), np.int64).reshape(-1, 3)
     allocated, reserved, requested = history.T
     spare = int((reserved - allocated)[reserved.argmax()]) if len(history) else 0
-    return Replay(allocated, reserved, int(allocated.max(initial=0)), int(requested.max(initial=0)), a.peak_reserved,
-                  spare, a.n_mallocs, a.n_retries, snapshot(a))
+    return Replay(
+        allocated,
+        reserved,
+        int(allocated.max(initial=0)),
+        int(requested.max(initial=0)),
+        a.peak_reserved,
+        spare,
+        a.n_mallocs,
+        a.n_retries,
+        snapshot(a),
+    )
 
 # %% ../../nbs/12_allocator.ipynb #7107af3d
 class ExpandableAllocator(CachingAllocator):
     "The same with `expandable_segments:True`; the card is full when a mapping would exceed `capacity`"
     LARGE_REST = 512
-    SPAN = 2**40                                 # addresses of a segment where there is no limit; with one: 9/8 of it
+    # addresses of a segment where there is no limit; with one: 9/8 of it
+    SPAN = 2**40
 
     def _get_free_block(self, pool, size):
         free, i = pool.free, bisect_left(pool.free, (size,))
         if i == len(free): return None
-        while i + 1 < len(free) and self._expandable_size(free[i+1][2]) < self._expandable_size(free[i][2]): i += 1
+        while i + 1 < len(free) and self._expandable_size(free[i+1][2]) < self._expandable_size(free[i][2]):
+            i += 1
         return free.pop(i)[2]
 
     def _expandable_size(self, block):
-        return block.size + (block.next.size if block.next is not None and block.next.state is UNMAPPED else 0)
+        return block.size + (
+            block.next.size if block.next is not None and block.next.state is UNMAPPED else 0
+        )
 
     def _alloc_block(self, pool, size):
         block = self._find_expandable_block(pool, size)
         if block.state is UNMAPPED: block = self._map_block(block, min(size, block.size))
-        while block is not None and block.size < size: block = self._map_block(block.next, min(size - block.size, block.next.size))
+        while block is not None and block.size < size:
+            block = self._map_block(block.next, min(size - block.size, block.next.size))
         if block is not None: pool.remove(block)
         return block
 
@@ -285,11 +363,15 @@ class ExpandableAllocator(CachingAllocator):
         for _, block in pool.unmapped:
             if block.prev is not None and block.prev.state is FREE: block = block.prev
             room, b = 0, block
-            while room < size and b is not None and b.state in (FREE, UNMAPPED): room, b = room + b.size, b.next
+            while room < size and b is not None and b.state in (FREE, UNMAPPED):
+                room = room + b.size
+                b = b.next
             if room >= size: return block
         span = max(size, self.SPAN if self.capacity is None else self.capacity*9//8)
         block = Block(self.choose_address(span := -(-span//pool.page)*pool.page), span, pool)
-        block.state = UNMAPPED; self.segment_heads[block.addr] = block; pool.add(block)
+        block.state = UNMAPPED
+        self.segment_heads[block.addr] = block
+        pool.add(block)
         return block
 
     def _map_block(self, block, nbytes):
@@ -305,11 +387,19 @@ class ExpandableAllocator(CachingAllocator):
         for size, addr, block in list(pool.free):
             begin, end = -(-addr//page)*page, (addr + size)//page*page
             if begin >= end: continue
-            pool.remove(block); self.reserved -= end - begin; freed.append(begin)
-            if begin > addr: rest = block.split(begin - addr); pool.add(block); block = rest
+            pool.remove(block)
+            self.reserved -= end - begin
+            freed.append(begin)
+            if begin > addr:
+                rest = block.split(begin - addr)
+                pool.add(block)
+                block = rest
             if end < addr + size: pool.add(block.split(end - begin))
-            block.state = UNMAPPED; block = pool.merge(block)
-            if block.prev is None and block.next is None: pool.remove(block); del self.segment_heads[block.addr]
+            block.state = UNMAPPED
+            block = pool.merge(block)
+            if block.prev is None and block.next is None:
+                pool.remove(block)
+                del self.segment_heads[block.addr]
         return freed
 
 # %% ../../nbs/12_allocator.ipynb #eacc453b
@@ -319,21 +409,37 @@ def load_trace(
     "Read a recorded allocator trace; raises `UserError` for what is none, or was made with settings that are not modelled"
     try:
         trace = json.loads(gzip.decompress(Path(path).read_bytes()))
-        ok = all(action in list('afSFxo') and type(addr) is type(n) is int for action, addr, n in trace['events'])
-        sizes = [(s['address'] + s['total_size'] + s['stream'], [size + n for size, _, n in s['blocks']]) for s in trace['segments']]
+        ok = all(
+            action in list('afSFxo') and type(addr) is type(n) is int for action, addr, n in trace['events']
+        )
+        sizes = [
+            (s['address'] + s['total_size'] + s['stream'], [size + n for size, _, n in s['blocks']])
+            for s in trace['segments']
+        ]
         ok = ok and all(type(n) is int for total, blocks in sizes for n in [total, *blocks])
         settings = trace.get('settings') or {}
         rounds = any((settings.get('roundup_power2_divisions') or {}).values())
     except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError): ok = False
-    if not ok: raise UserError(f'{path} cannot be read as an allocator trace: give a .json.gz with `events` and `segments`.')
-    spans = sorted((s['address'], s['total_size'], [size for size, *_ in s['blocks']]) for s in trace['segments'])
+    if not ok:
+        raise UserError(
+            f'{path} cannot be read as an allocator trace: give a .json.gz with `events` and `segments`.'
+        )
+    spans = sorted(
+        (s['address'], s['total_size'], [size for size, *_ in s['blocks']]) for s in trace['segments']
+    )
     sound = all(sum(sizes) == total and min(sizes, default=0) > 0 for _, total, sizes in spans)
     if not sound or any(base + total > after for (base, total, _), (after, *_) in zip(spans, spans[1:])):
-        raise UserError(f'{path} contradicts itself: its segments overlap, or blocks do not add up to their segment; record it again.')
+        raise UserError(
+            f'{path} contradicts itself: its segments overlap, or blocks do not add up to their segment; '
+            'record it again.'
+        )
     plain = dict(expandable_segments=False, max_split_size=-1, garbage_collection_threshold=0)
     other = [k for k, v in settings.items() if v != plain.get(k, v)] + ['roundup_power2_divisions']*rounds
     if other or any(s['stream'] for s in trace['segments']):
-        raise UserError(f"{path} was recorded with {', '.join(other) or 'other streams'}: record stream 0 with the default settings.")
+        raise UserError(
+            f"{path} was recorded with {', '.join(other) or 'other streams'}: "
+            "record stream 0 with the default settings."
+        )
     return trace
 
 # %% ../../nbs/12_allocator.ipynb #fcfd8015
@@ -343,7 +449,8 @@ def _initial_state(
     "The state in which the history begins: the snapshot, with the events undone from the last to the first"
     segments, live = {}, {}
     for s in trace['segments']:
-        addr = s['address']; segments[addr] = s['total_size']
+        addr = s['address']
+        segments[addr] = s['total_size']
         for size, state, requested in s['blocks']:
             if state != FREE: live[addr] = requested, size
             addr += size
@@ -358,7 +465,10 @@ def _initial_state(
         for addr in live:
             base = bases[bisect_left(bases, addr + 1) - 1]
             if not base <= addr < base + segments[base]: raise KeyError(addr)
-    except LookupError as e: raise UserError(f'The trace contradicts itself (address {e}): record it again, with no events lost.') from None
+    except LookupError as e:
+        raise UserError(
+            f'The trace contradicts itself (address {e}): record it again, with no events lost.'
+        ) from None
     return segments, live
 
 # %% ../../nbs/12_allocator.ipynb #d9bd378e
@@ -382,24 +492,33 @@ def _add_segment(a, base, total):
     "A free segment of `total` bytes at `base`"
     pool = a._get_pool(total == CachingAllocator.SMALL_SEGMENT, 0)
     a.segment_heads[base] = block = Block(base, total, pool)
-    pool.add(block); a.reserved += total; a.peak_reserved = max(a.peak_reserved, a.reserved)
+    pool.add(block)
+    a.reserved += total
+    a.peak_reserved = max(a.peak_reserved, a.reserved)
 
 # %% ../../nbs/12_allocator.ipynb #ba7022d5
 def _alloc_at(a, block, addr, size, nbytes):
     "Take exactly `size` bytes at `addr` out of the free `block`, for a request of `nbytes`"
-    pool = block.pool; pool.remove(block)
-    if block.addr < addr: rest = block.split(addr - block.addr); pool.add(block); block = rest
+    pool = block.pool
+    pool.remove(block)
+    if block.addr < addr:
+        rest = block.split(addr - block.addr)
+        pool.add(block)
+        block = rest
     if size < block.size: pool.add(block.split(size))
     return a._alloc_found_block(block, block.size, nbytes)
 
 # %% ../../nbs/12_allocator.ipynb #983776fb
 def _restore(a, trace):
     "Put the fresh allocator `a` into the state in which the trace begins"
-    segments, live = _initial_state(trace); keys = sorted(live)
+    segments, live = _initial_state(trace)
+    keys = sorted(live)
     for base, total in segments.items():
-        _add_segment(a, base, total); small = a.segment_heads[base].pool.small
+        _add_segment(a, base, total)
+        small = a.segment_heads[base].pool.small
         mine = keys[bisect_left(keys, base):bisect_left(keys, base + total)]
-        ends = mine[1:] + [base + total]; block = a.segment_heads[base]
+        ends = mine[1:] + [base + total]
+        block = a.segment_heads[base]
         for addr, end in zip(mine, ends):
             requested, size = live[addr]
             low = addr - (-requested//CachingAllocator.ROUND)*CachingAllocator.ROUND
@@ -415,7 +534,12 @@ UNRECORDED_ADDRESS = 2**60 # addresses from here on are of segments that the rec
 def _move_to_recorded(a, got, addr, nbytes, fresh):
     "Move the block that `a` put at `got` to `addr`, after taking the recorded `fresh` segments; returns where it is now"
     a.free(got)
-    for base in [b for b, head in a.segment_heads.items() if b >= UNRECORDED_ADDRESS and head.state is FREE and head.next is None]: _drop_segment(a, base)
+    for base in [
+        b
+        for b, head in a.segment_heads.items()
+        if b >= UNRECORDED_ADDRESS and head.state is FREE and head.next is None
+    ]:
+        _drop_segment(a, base)
     for base, total in fresh:
         if base not in a.segment_heads: _add_segment(a, base, total)
     fresh.clear()
@@ -423,14 +547,16 @@ def _move_to_recorded(a, got, addr, nbytes, fresh):
     for pool in a.pools.values():
         for _, at, block in pool.free:
             room = at + block.size - addr
-            if at <= addr and size <= room: return _alloc_at(a, block, addr, room if room - size < pool.min_rest else size, nbytes)
+            if at <= addr and size <= room:
+                return _alloc_at(a, block, addr, room if room - size < pool.min_rest else size, nbytes)
     return a.malloc(nbytes)
 
 # %% ../../nbs/12_allocator.ipynb #dfbc84bc
 def _drop_segment(a, base):
     "Forget the wholly free segment at `base`"
     block = a.segment_heads.pop(base)
-    block.pool.remove(block); a.reserved -= block.size
+    block.pool.remove(block)
+    a.reserved -= block.size
 
 # %% ../../nbs/12_allocator.ipynb #33cfe846
 def _check_release(a, run):
@@ -448,12 +574,18 @@ def check_trace(
     allocator=CachingAllocator, # the class whose rules are tried
 )->dict: # counts; `where`: numbers of the first disagreeing events; bytes: `peak_reserved`, `peak_reserved_recorded`, `peak_allocated`
     "Replay a recording and count where the rules and the card disagree"
-    trace = load_trace(path); events = trace['events']
-    fresh, asked, wrong, peak = [], [], [], 0     # segments taken by the card and not yet by us; bytes asked for by us
+    trace = load_trace(path)
+    events = trace['events']
+    # segments taken by the card and not yet by us; bytes asked for by us
+    fresh = []
+    asked = []
+    wrong = []
+    peak = 0
     def place(nbytes):
         asked.append(nbytes)
         return fresh[0][0] if asked == [n for _, n in fresh] else UNRECORDED_ADDRESS + 2**40*a.n_mallocs
-    a = _restore(allocator(choose_address=place), trace); addrs = {addr: addr for addr in a.live}
+    a = _restore(allocator(choose_address=place), trace)
+    addrs = {addr: addr for addr in a.live}
     reserved = accumulate([a.reserved] + [{'S': n, 'F': -n}.get(action, 0) for action, _, n in events])
     for action, run in groupby(enumerate(events), key=lambda e: e[1][0]):
         run = list(run)
@@ -462,12 +594,28 @@ def check_trace(
             if action == 'S': fresh.append((addr, n))
             elif action == 'f': a.free(addrs.pop(addr))
             elif action == 'a':
-                asked.clear(); addrs[addr] = a.malloc(n)
+                asked.clear()
+                addrs[addr] = a.malloc(n)
                 if addrs[addr] != addr or asked != [n for _, n in fresh]:
-                    wrong.append(i); addrs[addr] = _move_to_recorded(a, addrs[addr], addr, n, fresh)
-                fresh.clear(); peak = max(peak, a.allocated)
-    layout = lambda s: (s['total_size'], [[size, state, state != FREE and requested] for size, state, requested in s['blocks']])
-    ours, theirs = ({s['address']: layout(s) for s in segments} for segments in (snapshot(a), trace['segments']))
+                    wrong.append(i)
+                    addrs[addr] = _move_to_recorded(a, addrs[addr], addr, n, fresh)
+                fresh.clear()
+                peak = max(peak, a.allocated)
+    def layout(s):
+        return (
+            s['total_size'],
+            [[size, state, state != FREE and requested] for size, state, requested in s['blocks']],
+        )
+    ours, theirs = (
+        {s['address']: layout(s) for s in segments} for segments in (snapshot(a), trace['segments'])
+    )
     different = sum(ours.get(base) != theirs.get(base) for base in ours.keys() | theirs.keys())
-    return dict(events=len(events), segments=len(theirs), disagreements=len(wrong) + different, where=wrong[:5],
-                peak_allocated=peak, peak_reserved=a.peak_reserved, peak_reserved_recorded=max(reserved))
+    return dict(
+        events=len(events),
+        segments=len(theirs),
+        disagreements=len(wrong) + different,
+        where=wrong[:5],
+        peak_allocated=peak,
+        peak_reserved=a.peak_reserved,
+        peak_reserved_recorded=max(reserved),
+    )

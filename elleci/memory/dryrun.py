@@ -25,9 +25,16 @@ aten = torch.ops.aten
 # %% ../../nbs/11_dryrun.ipynb #824d7aa8
 def _sdpa_cpu(q, k, v, mask, dropout_p, is_causal, scale):
     "The CPU's kernel: tiled where heads are equally wide and nothing is dropped"
-    if dropout_p or q.ndim != 4 or (mask is not None and mask.requires_grad) or not q.shape[-1] == k.shape[-1] == v.shape[-1]:
+    if (
+        dropout_p
+        or q.ndim != 4
+        or (mask is not None and mask.requires_grad)
+        or not q.shape[-1] == k.shape[-1] == v.shape[-1]
+    ):
         return aten._scaled_dot_product_attention_math(q, k, v, mask, dropout_p, is_causal, scale=scale)[0]
-    return aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, dropout_p, is_causal, attn_mask=mask, scale=scale)[0]
+    return aten._scaled_dot_product_flash_attention_for_cpu(
+        q, k, v, dropout_p, is_causal, attn_mask=mask, scale=scale
+    )[0]
 
 # %% ../../nbs/11_dryrun.ipynb #9ff6c5cc
 def _sdpa_cuda(q, k, v, mask, dropout_p, is_causal, scale):
@@ -35,9 +42,13 @@ def _sdpa_cuda(q, k, v, mask, dropout_p, is_causal, scale):
     P, half = q.shape[-1], q.dtype in (torch.float16, torch.bfloat16)
     if half and mask is None and P <= 256 and P == v.shape[-1]:
         q, k, v = (F.pad(t, (0, -P % 8)) if P % 8 else t for t in (q, k, v))        # as torch does
-        return aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, False, scale=scale or P**-.5)[0][..., :P]
+        return aten._scaled_dot_product_flash_attention(
+            q, k, v, dropout_p, is_causal, False, scale=scale or P**-0.5
+        )[0][..., :P]
     if mask is not None: mask = mask.expand(*q.shape[:3], k.shape[2])
-    return aten._scaled_dot_product_efficient_attention(q, k, v, mask, torch.is_grad_enabled(), dropout_p, is_causal, scale=scale)[0]
+    return aten._scaled_dot_product_efficient_attention(
+        q, k, v, mask, torch.is_grad_enabled(), dropout_p, is_causal, scale=scale
+    )[0]
 
 # %% ../../nbs/11_dryrun.ipynb #b3e0f02d
 def _sdpa(real, target):
@@ -45,8 +56,12 @@ def _sdpa(real, target):
     run = {'cpu': _sdpa_cpu, 'cuda': _sdpa_cuda}[target]
     @functools.wraps(real)
     def attend(query, key, value, attn_mask=None, dropout_p=0., is_causal=False, scale=None, enable_gqa=False):
-        if not query.is_meta: return real(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-        if enable_gqa and target == 'cuda': key, value = (t.repeat_interleave(query.shape[1]//t.shape[1], 1) for t in (key, value))
+        if not query.is_meta:
+            return real(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )
+        if enable_gqa and target == 'cuda':
+            key, value = (t.repeat_interleave(query.shape[1]//t.shape[1], 1) for t in (key, value))
         if attn_mask is not None and attn_mask.dtype == torch.bool:
             attn_mask = torch.where(attn_mask, query.new_zeros(()), query.new_full((), -torch.inf))
         return run(query, key, value, attn_mask, dropout_p, is_causal, scale)
@@ -57,7 +72,8 @@ def _linear(real):
     "`real`, with the bias added in place on meta where a device would"
     @functools.wraps(real)
     def run(input, weight, bias=None):
-        if bias is None or not input.is_meta or input.ndim < 3 or input.is_contiguous(): return real(input, weight, bias)
+        if bias is None or not input.is_meta or input.ndim < 3 or input.is_contiguous():
+            return real(input, weight, bias)
         return torch.matmul(input, weight.t()).add_(bias)
     return run
 
@@ -80,7 +96,11 @@ AUTOCAST_FP32 = {'cpu': '''cross_entropy nll_loss mse_loss smooth_l1_loss kl_div
 def _cast(a, dtype, cache):
     "Argument `a` as autocast would pass it on; casts of weights are kept in `cache`"
     if isinstance(a, (list, tuple)): return type(a)(_cast(x, dtype, cache) for x in a)
-    if not (isinstance(a, Tensor) and a.is_meta and a.is_floating_point()) or a.dtype in (dtype, torch.float64): return a
+    if not (isinstance(a, Tensor) and a.is_meta and a.is_floating_point()) or a.dtype in (
+        dtype,
+        torch.float64,
+    ):
+        return a
     if not (a.is_leaf and a.requires_grad and a.dtype == torch.float32): return a.to(dtype)
     if a not in cache:
         with torch.enable_grad(): cache[a] = a.to(dtype)
@@ -112,15 +132,26 @@ def emulate(
 ): # a context manager
     "Within it, meta tensors meet the operators, casts and optimizer kernels that tensors on `target` would"
     if target not in ('cpu', 'cuda'): raise UserError(f"target is {target!r}: give 'cpu' or 'cuda'.")
-    cache, devices, choosing = {}, lambda real: lambda: [*real(), 'meta'], sys.modules['torch.optim.optimizer']
+    cache = {}
+    def devices(real): return lambda: [*real(), 'meta']
+    choosing = sys.modules['torch.optim.optimizer']
     with contextlib.ExitStack() as stack:
-        put = lambda owner, name, wrap: stack.enter_context(mock.patch.object(owner, name, wrap(getattr(owner, name))))
+        def put(owner, name, wrap):
+            return stack.enter_context(mock.patch.object(owner, name, wrap(getattr(owner, name))))
         put(sys.modules['elleci.core'], 'META_DEVICE_TYPE', lambda real: target)
         put(F, 'scaled_dot_product_attention', lambda real: _sdpa(real, target))
         put(F, 'dropout', lambda real: _dropout(real, target))
         put(F, 'linear', _linear)
-        put(torch.amp.GradScaler, '_maybe_opt_step', lambda real: lambda self, optimizer, state, *args, **kwargs: optimizer.step(*args, **kwargs))
-        put(nn.utils.clip_grad, '_device_has_foreach_support', lambda real: lambda device: device.type == 'meta' or real(device))
+        put(
+            torch.amp.GradScaler,
+            '_maybe_opt_step',
+            lambda real: lambda self, optimizer, state, *args, **kwargs: optimizer.step(*args, **kwargs),
+        )
+        put(
+            nn.utils.clip_grad,
+            '_device_has_foreach_support',
+            lambda real: lambda device: device.type == 'meta' or real(device),
+        )
         for names, dtype in ((AUTOCAST_LOW_PRECISION, None), (AUTOCAST_FP32[target], torch.float32)):
             for owner, name in ((o, n) for n in names.split() for o in (torch, Tensor, F) if hasattr(o, n)):
                 put(owner, name, lambda real: _autocast(real, dtype, cache))
@@ -155,7 +186,12 @@ def _sum_cpu(x, *args, dtype=None, **kwargs):
 def _tile(q, k):
     "Rows, columns, bytes of a number in the CPU kernel's tiles, and how many threads have one"
     T = q.shape[2]
-    return min(T, 256 if T >= 768 else 64 if T >= 192 else 32), min(512, k.shape[2]), max(4, q.dtype.itemsize), torch.get_num_threads()
+    return (
+        min(T, 256 if T >= 768 else 64 if T >= 192 else 32),
+        min(512, k.shape[2]),
+        max(4, q.dtype.itemsize),
+        torch.get_num_threads(),
+    )
 
 # %% ../../nbs/11_dryrun.ipynb #c4d9aaa7
 @declare_temporaries(aten._scaled_dot_product_flash_attention_for_cpu.default, target='cpu')
@@ -175,7 +211,9 @@ def _attention_backward_cpu(g, q, k, *args, **kwargs):
 # %% ../../nbs/11_dryrun.ipynb #96293c91
 @declare_temporaries(aten.native_layer_norm_backward.default, target='cpu')
 def _layer_norm_backward_cpu(g, x, shape, mean, rstd, weight, bias, wanted, **kwargs):
-    return [], [] if not (wanted[1] or wanted[2]) else [2*torch.get_num_threads()*int(np.prod(shape))*x.dtype.itemsize]
+    return [], [] if not (wanted[1] or wanted[2]) else [
+        2 * torch.get_num_threads() * int(np.prod(shape)) * x.dtype.itemsize
+    ]
 
 # %% ../../nbs/11_dryrun.ipynb #8eab6592
 @declare_temporaries(aten._scaled_dot_product_flash_attention_backward.default, target='cuda')
@@ -187,7 +225,12 @@ def _attention_backward_cuda(g, q, *args, **kwargs):
 # %% ../../nbs/11_dryrun.ipynb #280a8bd0
 def _cast_copies(func, args):
     "Bytes of the copies that an elementwise operator makes on the CPU of arguments in another dtype than its result's"
-    if torch.Tag.pointwise not in func.tags or func in (aten.copy_.default, aten._to_copy.default) or 'masked_fill' in func.__name__: return []
+    if (
+        torch.Tag.pointwise not in func.tags
+        or func in (aten.copy_.default, aten._to_copy.default)
+        or 'masked_fill' in func.__name__
+    ):
+        return []
     ts = [a for a in args if isinstance(a, Tensor)][1 if func is aten.where.self else 0:]
     if len(ts) < 2 or all(t.dtype == ts[0].dtype for t in ts): return []
     common = functools.reduce(torch.promote_types, [t.dtype for t in ts[2:]], torch.result_type(*ts[:2]))
@@ -196,7 +239,11 @@ def _cast_copies(func, args):
 # %% ../../nbs/11_dryrun.ipynb #3f98207d
 def _inplace_upcast(func, args, copies):
     "Bytes of the result that an elementwise operator in place on the CPU makes in a wider dtype before it is rounded"
-    return copies[:1] if copies and func._schema.name.endswith('_') and args[0].dtype != torch.result_type(*args[:2]) else []
+    return (
+        copies[:1]
+        if copies and func._schema.name.endswith('_') and args[0].dtype != torch.result_type(*args[:2])
+        else []
+    )
 
 # %% ../../nbs/11_dryrun.ipynb #aa615fec
 def _temporaries(target, func, args, kwargs):
@@ -215,7 +262,8 @@ def _sole_owner_counts():
     seen = []
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            if func is aten.add.Tensor and not torch.is_grad_enabled(): seen.append(_reference_counts(args[0]))
+            if func is aten.add.Tensor and not torch.is_grad_enabled():
+                seen.append(_reference_counts(args[0]))
             return func(*args, **(kwargs or {}))
     with torch.enable_grad(), Watch():
         x = torch.ones(2, requires_grad=True)*1
@@ -225,14 +273,23 @@ def _sole_owner_counts():
 # %% ../../nbs/11_dryrun.ipynb #c88b0edf
 def _called_by_autograd(depth):
     "Whether autograd's engine called, with no Python function between; `depth` frames above stands the caller"
-    return not torch.is_grad_enabled() and torch._C._current_autograd_node() is not None and sys._getframe(depth + 1).f_code.co_name == '_engine_run_backward'
+    return (
+        not torch.is_grad_enabled()
+        and torch._C._current_autograd_node() is not None
+        and sys._getframe(depth + 1).f_code.co_name == '_engine_run_backward'
+    )
 
 # %% ../../nbs/11_dryrun.ipynb #0403aa3a
 def _adds_in_place(args, kwargs):
     "Whether this `add` of the engine goes into a gradient that it alone holds"
     if kwargs or not isinstance(args[1], Tensor): return False
     a, b = args
-    return a is not b and a.shape == b.shape and a.dtype == b.dtype and all(n <= alone for n, alone in zip(_reference_counts(a), _sole_owner_counts()))
+    return (
+        a is not b
+        and a.shape == b.shape
+        and a.dtype == b.dtype
+        and all(n <= alone for n, alone in zip(_reference_counts(a), _sole_owner_counts()))
+    )
 
 # %% ../../nbs/11_dryrun.ipynb #7d90a58d
 SCATTERS = {aten.scatter_add.default, aten.index_add.default, aten.index_put.default, aten.scatter.src}
@@ -242,7 +299,9 @@ SCATTERS = {aten.scatter_add.default, aten.index_add.default, aten.index_put.def
 class Allocation:
     "One storage: what it is, who made it, when it lived"
     nbytes:int      # as requested; the allocator rounds, see `12_allocator`
-    phase:str       # in which it was made: build, forward, recompute, backward, gradient (its accumulation), optimizer, zero_grad
+    # in which it was made: build, forward, recompute, backward, gradient (its accumulation), optimizer,
+    # zero_grad
+    phase:str
     layer:str       # name of the module that made it; '' outside all modules
     op:str          # operator that made it
     step:int        # training step, from 0
@@ -251,7 +310,8 @@ class Allocation:
     free_phase:str=''    # phase, and
     free_layer:str='' # layer in which it died
     category:str='' # one of `CATEGORIES`
-    stacked_layers:tuple=()  # layers of the tensors it was stacked from, where its size depends on their number
+    # layers of the tensors it was stacked from, where its size depends on their number
+    stacked_layers:tuple=()
     host:bool=False # whether it lies in host memory
 
 # %% ../../nbs/11_dryrun.ipynb #bb998c15
@@ -272,19 +332,24 @@ FLAG_REDUCTIONS = {aten.any.default, aten.any.dim, aten.logical_or.default, aten
 class _StepPosition:
     "Which phase and which layer a step is in"
     def __init__(self, model):
-        self.phase, self.stack, self.backward_seen = 'build', [('', '')], False                  # (layer, category stated for what is made in it)
-        self.host_category, self.ran_without_grad = None, set()                                               # category stated by `host_scope`; layers that ran without a graph
+        # (layer, category stated for what is made in it)
+        self.phase, self.stack, self.backward_seen = 'build', [('', '')], False
+        # category stated by `host_scope`; layers that ran without a graph
+        self.host_category, self.ran_without_grad = None, set()
         self.names = {id(m): n or '(model)' for n, m in model.named_modules()}
         self.param_layer = {id(p): n.rpartition('.')[0] for n, p in model.named_parameters()}
         self.sequence_numbers, self.layers = [0], ['']
     def enter(self, module, args):
         name = self.names.get(id(module), self.stack[-1][0])
         if torch._C._current_autograd_node() is None:
-            self.backward_seen = False                                                           # a forward pass, whatever came before
+            # a forward pass, whatever came before
+            self.backward_seen = False
             if not torch.is_grad_enabled(): self.ran_without_grad.add(name)
         self._mark(self.stack.append((name, '')))
     def leave(self, module, args, out): self._mark(self.stack.pop())
-    def _mark(self, _): self.sequence_numbers.append(torch.autograd._get_sequence_nr()); self.layers.append(self.stack[-1][0])
+    def _mark(self, _):
+        self.sequence_numbers.append(torch.autograd._get_sequence_nr())
+        self.layers.append(self.stack[-1][0])
     @contextlib.contextmanager
     def layer_scope(self, name, category):
         self._mark(self.stack.append((self.stack[-1][0] if name is None else name, category)))
@@ -292,17 +357,22 @@ class _StepPosition:
         finally: self._mark(self.stack.pop())
     def declared_category(self):
         "The category that `host_scope` or `layer_scope` states for what is made now"
-        return self.host_category or ('' if torch._C._current_autograd_node() is not None else self.stack[-1][1])
+        return self.host_category or (
+            '' if torch._C._current_autograd_node() is not None else self.stack[-1][1]
+        )
     def phase_and_layer(self):
         node = torch._C._current_autograd_node()
         layer = self.stack[-1][0]
         if node is None:
             if self.phase != 'forward': return self.phase, layer
-            if torch.is_grad_enabled(): return 'recompute' if layer in self.ran_without_grad else 'forward', layer
-            return 'optimizer' if self.backward_seen else 'forward', layer                               # done, and no graph: clipping
+            if torch.is_grad_enabled():
+                return 'recompute' if layer in self.ran_without_grad else 'forward', layer
+            # done, and no graph: clipping
+            return 'optimizer' if self.backward_seen else 'forward', layer
         if torch.is_grad_enabled(): return 'recompute', layer
         number, self.backward_seen = node._sequence_nr(), True
-        if number == 2**64 - 1: return 'gradient', self.param_layer.get(id(node.variable)) or layer   # an AccumulateGrad node
+        # an AccumulateGrad node
+        if number == 2**64 - 1: return 'gradient', self.param_layer.get(id(node.variable)) or layer
         return 'backward', self.layers[bisect.bisect(self.sequence_numbers, number) - 1] or layer
 
 # %% ../../nbs/11_dryrun.ipynb #ef636e3c
@@ -319,9 +389,11 @@ def _output_factory(args, out, described, fresh):
     "A function of the arguments that makes `out` again; None where only the operator itself can"
     outs, single, kind = _tensors(out), isinstance(out, Tensor), type(out)
     if out is None: return (lambda args: None) if args and _tensors(args[0]) and args[0][0].is_meta else None
-    if args and out is args[0]: return (lambda args: args[0]) if out.is_meta and _describe(args) == described else None
+    if args and out is args[0]:
+        return (lambda args: args[0]) if out.is_meta and _describe(args) == described else None
     if not outs or not all(fresh): return None
-    if not single and len(outs) != len(out): return None                 # a gradient that nobody asked for is None
+    # a gradient that nobody asked for is None
+    if not single and len(outs) != len(out): return None
     forms = [(tuple(t.shape), t.stride(), t.dtype) for t in outs]
     def make(args):
         new = [torch.empty_strided(size, stride, dtype=dtype, device='meta') for size, stride, dtype in forms]
@@ -330,15 +402,22 @@ def _output_factory(args, out, described, fresh):
     return make
 
 # %% ../../nbs/11_dryrun.ipynb #c4880bb1
-OUTPUT_FACTORIES = {}   # (operator, what its outputs depend on): a function of the arguments; grows with the shapes that were met
+# (operator, what its outputs depend on): a function of the arguments; grows with the shapes that were met
+OUTPUT_FACTORIES = {}
 
 # %% ../../nbs/11_dryrun.ipynb #b21ed301
 class _OperatorInfo:
     "What the recorder wants to know of an operator, looked up once"
     def __init__(self, func, target):
         self.func, self.name, self.is_view = func, str(func), func.is_view
-        watched = {aten._local_scalar_dense.default, aten.add.Tensor} | SCATTERS | NONFINITE_TESTS | FLAG_REDUCTIONS
-        self.special = func in watched or (target, func) in DECLARED_TEMPORARIES or (target == 'cpu' and torch.Tag.pointwise in func.tags)
+        watched = (
+            {aten._local_scalar_dense.default, aten.add.Tensor} | SCATTERS | NONFINITE_TESTS | FLAG_REDUCTIONS
+        )
+        self.special = (
+            func in watched
+            or (target, func) in DECLARED_TEMPORARIES
+            or (target == 'cpu' and torch.Tag.pointwise in func.tags)
+        )
 
 # %% ../../nbs/11_dryrun.ipynb #68f05c2d
 def _common_module(layers):
@@ -349,13 +428,23 @@ def _common_module(layers):
 class Recorder(TorchDispatchMode):
     "Writes down the storages that are born and die in a step on meta tensors; used by `dry_run`"
     @classmethod
-    def _should_skip_dynamo(cls): return False                           # one wrapper less around every operator
+    # one wrapper less around every operator
+    def _should_skip_dynamo(cls): return False
     def __init__(self, target, model, inputs, on_host=()):
-        super().__init__(); _sole_owner_counts()                            # found out while autograd can still be watched
+        # found out while autograd can still be watched
+        super().__init__()
+        _sole_owner_counts()
         self.target, self.position, self.step = target, _StepPosition(model), 0
-        self.allocations, self.events, self.live, self.ops, self.gradients, self.nonfinite_flags, self.last_optimizer_layer = [], [], {}, {}, set(), set(), ''
+        self.allocations = []
+        self.events = []
+        self.live = {}
+        self.ops = {}
+        self.gradients = set()
+        self.nonfinite_flags = set()
+        self.last_optimizer_layer = ''
         self.on_host = {_storage_key(t) for t in on_host}
-        for n, p in [*model.named_parameters(), *model.named_buffers()]: self._add_preexisting(p, n.rpartition('.')[0], 'weights')
+        for n, p in [*model.named_parameters(), *model.named_buffers()]:
+            self._add_preexisting(p, n.rpartition('.')[0], 'weights')
         for t in inputs: self._add_preexisting(t, '', 'inputs')
         self.position.phase = 'forward'
 
@@ -366,19 +455,33 @@ class Recorder(TorchDispatchMode):
 
     def _dispatch_special(self, op, args, kwargs):
         func = op.func
-        if func is aten._local_scalar_dense.default and args[0].is_meta: return int(_storage_key(args[0]) not in self.nonfinite_flags)
+        if func is aten._local_scalar_dense.default and args[0].is_meta:
+            return int(_storage_key(args[0]) not in self.nonfinite_flags)
         if func is aten.add.Tensor and _adds_in_place(args, kwargs) and _called_by_autograd(2): return args[0]
         if func in SCATTERS and args[0].is_meta and _called_by_autograd(2): return args[0]
         before, after = _temporaries(self.target, func, args, kwargs)
-        first = [self._record_alloc(n, op.name) for n in (_inplace_upcast(func, args, before) if self.target == 'cpu' else ())]
+        first = [
+            self._record_alloc(n, op.name)
+            for n in (_inplace_upcast(func, args, before) if self.target == 'cpu' else ())
+        ]
         passing = [self._record_alloc(n, op.name) for n in before]
         out = self._dispatch_plain(op, args, kwargs)
-        if func in NONFINITE_TESTS or func in FLAG_REDUCTIONS and _storage_key(args[0]) in self.nonfinite_flags: self.nonfinite_flags |= {_storage_key(t) for t in _tensors(out)}
-        for i in first + (passing + [self._record_alloc(n, op.name) for n in after])[::-1]: self._record_free(i)
+        if (
+            func in NONFINITE_TESTS
+            or func in FLAG_REDUCTIONS
+            and _storage_key(args[0]) in self.nonfinite_flags
+        ):
+            self.nonfinite_flags |= {_storage_key(t) for t in _tensors(out)}
+        for i in first + (passing + [self._record_alloc(n, op.name) for n in after])[::-1]:
+            self._record_free(i)
         return out
 
     def _dispatch_plain(self, op, args, kwargs):
-        key = None if op.is_view else (id(op.func), _describe(args), _describe(kwargs.values()) if kwargs else ())
+        key = (
+            None
+            if op.is_view
+            else (id(op.func), _describe(args), _describe(kwargs.values()) if kwargs else ())
+        )
         recipe = OUTPUT_FACTORIES.get(key)
         if recipe: out = recipe(args)
         else:
@@ -396,31 +499,57 @@ class Recorder(TorchDispatchMode):
 
     def _record_output(self, t, name, args, k, many):
         if not t.is_meta and self.target == 'cuda': return
-        storage = t.untyped_storage(); key, nbytes = storage._cdata, storage.nbytes()
+        storage = t.untyped_storage()
+        key, nbytes = storage._cdata, storage.nbytes()
         if not nbytes: return
         if key not in self.live: self._track_storage(t, key, self._record_alloc(nbytes, name, args, k, many))
-        if self.position.phase_and_layer()[0] == 'gradient' and self._is_persistent(torch._C._current_autograd_node().variable): self.gradients.add(self.live[key][0])
+        if self.position.phase_and_layer()[0] == 'gradient' and self._is_persistent(
+            torch._C._current_autograd_node().variable
+        ):
+            self.gradients.add(self.live[key][0])
 
     def _is_persistent(self, leaf):
         "Whether a leaf of the graph is a weight or was there before; layers that are walked one by one make leaves of activations, too"
         i = self.live.get(_storage_key(leaf), [0])[0]
-        return id(leaf) in self.position.param_layer or self.allocations[i].phase == 'build' or self.allocations[i].category == 'weights'
+        return (
+            id(leaf) in self.position.param_layer
+            or self.allocations[i].phase == 'build'
+            or self.allocations[i].category == 'weights'
+        )
 
     def _track_storage(self, t, key, i):
-        self.live[key] = i, weakref.ref(t.untyped_storage(), lambda _: (self._record_free(self.live.pop(key)[0]), self.nonfinite_flags.discard(key)))
+        self.live[key] = (
+            i,
+            weakref.ref(
+                t.untyped_storage(),
+                lambda _: (self._record_free(self.live.pop(key)[0]), self.nonfinite_flags.discard(key)),
+            ),
+        )
 
     def _record_preexisting(self, args):
         "Tensors that nobody has named were there before: an average of the weights, the state of an optimizer that has run"
         for t in args:
             if isinstance(t, Tensor):
-                if t.untyped_storage()._cdata not in self.live and t.is_meta: self._add_preexisting(t, self.position.stack[-1][0], '')
+                if t.untyped_storage()._cdata not in self.live and t.is_meta:
+                    self._add_preexisting(t, self.position.stack[-1][0], '')
             elif isinstance(t, (list, tuple)): self._record_preexisting(t)
 
     def _add_preexisting(self, t, layer, category):
         "A storage that was there before the first step"
         nbytes = t.untyped_storage().nbytes()
         if _storage_key(t) in self.live or not nbytes: return
-        self.allocations.append(Allocation(nbytes, 'build', layer, 'there before', 0, 0, category=category, host=_storage_key(t) in self.on_host))
+        self.allocations.append(
+            Allocation(
+                nbytes,
+                'build',
+                layer,
+                'there before',
+                0,
+                0,
+                category=category,
+                host=_storage_key(t) in self.on_host,
+            )
+        )
         self.events.append(len(self.allocations) - 1)
         self._track_storage(t, _storage_key(t), self.events[-1])
 
@@ -428,23 +557,41 @@ class Recorder(TorchDispatchMode):
         (phase, layer), i, parts = self.position.phase_and_layer(), len(self.allocations), ()
         if phase == 'optimizer' and args:
             made_for, parts = self._owner_layer(args, k, many)
-            layer = made_for or layer or ('' if parts else self.last_optimizer_layer)             # a scalar goes with its neighbour
-        elif not layer and args and isinstance(args[0], (tuple, list)) and not many: _, parts = self._owner_layer(args, k, many)
+            # a scalar goes with its neighbour
+            layer = made_for or layer or ('' if parts else self.last_optimizer_layer)
+        elif not layer and args and isinstance(args[0], (tuple, list)) and not many:
+            _, parts = self._owner_layer(args, k, many)
         self.last_optimizer_layer = layer if phase == 'optimizer' and not many else ''
-        self.allocations.append(Allocation(nbytes, phase, layer, op, self.step, len(self.events), category=self.position.declared_category(),
-                                           stacked_layers=parts, host=self.position.host_category is not None))
+        self.allocations.append(
+            Allocation(
+                nbytes,
+                phase,
+                layer,
+                op,
+                self.step,
+                len(self.events),
+                category=self.position.declared_category(),
+                stacked_layers=parts,
+                host=self.position.host_category is not None,
+            )
+        )
         self.events.append(i)
         return i
 
     def _record_free(self, i):
         a, (phase, layer) = self.allocations[i], self.position.phase_and_layer()
-        a.free_event, a.free_phase, a.free_layer = len(self.events), phase, layer or (self.last_optimizer_layer if phase == 'optimizer' else '')
+        a.free_event = len(self.events)
+        a.free_phase = phase
+        a.free_layer = layer or (self.last_optimizer_layer if phase == 'optimizer' else '')
         self.events.append(~i)
 
     def _owner_layer(self, args, k, many):
         "Layer of the tensor that an optimizer's k-th output belongs to; of all those that were stacked into one"
-        known = lambda t: self.live.get(_storage_key(t))
-        layers = [self.allocations[known(t)[0]].layer if known(t) else '' for t in _tensors(args[0]) or _tensors(args)]
+        def known(t): return self.live.get(_storage_key(t))
+        layers = [
+            self.allocations[known(t)[0]].layer if known(t) else ''
+            for t in _tensors(args[0]) or _tensors(args)
+        ]
         if isinstance(args[0], Tensor) or not _tensors(args[0]): return next((l for l in layers if l), ''), ()
         return (layers[k], ()) if many else (_common_module(layers), tuple(layers))
 
@@ -455,7 +602,8 @@ def _category(i, a, gradients, states, loss_layers, turns):
     if i in gradients: return 'gradients'
     if i in states: return 'optimizer'
     if a.phase == 'build': return 'inputs'
-    if a.phase not in ('optimizer', 'zero_grad') and (not a.layer or a.layer.split('.')[0] in loss_layers): return 'logits and loss'
+    if a.phase not in ('optimizer', 'zero_grad') and (not a.layer or a.layer.split('.')[0] in loss_layers):
+        return 'logits and loss'
     kept = a.free_phase != a.phase or bisect.bisect(turns, a.alloc_event) < bisect.bisect(turns, a.free_event)
     return 'activations' if a.phase in ('forward', 'recompute') and kept else 'temporaries'
 
@@ -475,18 +623,29 @@ class Trace:
     target:str       # 'cpu' or 'cuda'
 
     def __post_init__(self):
-        e = np.array(self.events); self._who = np.where(e >= 0, e, ~e)
-        change, host = (np.array([getattr(a, k) for a in self.allocations])[self._who] for k in ('nbytes', 'host'))
-        change, self.device_events = np.where(e >= 0, change, -change), np.flatnonzero(~host)    # those that `replay_events` tells of
+        e = np.array(self.events)
+        self._who = np.where(e >= 0, e, ~e)
+        change, host = (
+            np.array([getattr(a, k) for a in self.allocations])[self._who] for k in ('nbytes', 'host')
+        )
+        # those that `replay_events` tells of
+        change, self.device_events = np.where(e >= 0, change, -change), np.flatnonzero(~host)
         self._change, self._host_change = np.where(host, 0, change), np.where(host, change, 0)
-        self.running, self.host_running = np.cumsum(self._change), np.cumsum(self._host_change)  # bytes alive after each event
-        self.peak_event = int(self.running.argmax()); self.peak = int(self.running[self.peak_event])
-        self.host_peak_event = int(self.host_running.argmax()); self.host_peak = int(self.host_running[self.host_peak_event])
+        # bytes alive after each event
+        self.running, self.host_running = np.cumsum(self._change), np.cumsum(self._host_change)
+        self.peak_event = int(self.running.argmax())
+        self.peak = int(self.running[self.peak_event])
+        self.host_peak_event = int(self.host_running.argmax())
+        self.host_peak = int(self.host_running[self.host_peak_event])
 
     def alive(self, event=None, host=False):
         "The allocations on the device (`host_scope`: in host memory) alive after `event` (default: at the peak there)"
         at = (self.host_peak_event if host else self.peak_event) if event is None else event
-        return [a for a in self.allocations if a.host == host and a.alloc_event <= at and (a.free_event is None or a.free_event > at)]
+        return [
+            a
+            for a in self.allocations
+            if a.host == host and a.alloc_event <= at and (a.free_event is None or a.free_event > at)
+        ]
 
     def breakdown(self, event=None):
         "Bytes on the device by category after `event` (default: at the peak)"
@@ -499,7 +658,10 @@ class Trace:
     def timeline(self, host=False):
         "Bytes alive on the device, or in host memory, after each event, by category: dict of arrays"
         kinds = np.array([CATEGORIES.index(a.category) for a in self.allocations])[self._who]
-        return {c: np.cumsum(np.where(kinds == k, self._host_change if host else self._change, 0)) for k, c in enumerate(CATEGORIES)}
+        return {
+            c: np.cumsum(np.where(kinds == k, self._host_change if host else self._change, 0))
+            for k, c in enumerate(CATEGORIES)
+        }
 
     def _event(self, k): return self.allocations[self._who[k]]
 
@@ -516,14 +678,20 @@ class Trace:
 
     def replay_events(self):
         "The events of the device for `elleci.memory.allocator.replay`; the k-th is event `device_events[k]`"
-        return [('a', e, self.allocations[e].nbytes) if e >= 0 else ('f', ~e) for e in self.events if not self.allocations[max(e, ~e)].host]
+        return [
+            ('a', e, self.allocations[e].nbytes) if e >= 0 else ('f', ~e)
+            for e in self.events
+            if not self.allocations[max(e, ~e)].host
+        ]
 
 # %% ../../nbs/11_dryrun.ipynb #74fe6c24
 @contextlib.contextmanager
 def _step_hooks(recorder):
     "Hooks that tell the recorder which module runs and when an optimizer steps; gives the list of optimizers seen"
     position, seen = recorder.position, []
-    def begin(optimizer, args, kwargs): seen.append(optimizer); position.phase = 'optimizer'
+    def begin(optimizer, args, kwargs):
+        seen.append(optimizer)
+        position.phase = 'optimizer'
     def end(optimizer, args, kwargs): position.phase, position.backward_seen = 'forward', False
     def zero_grad(real):
         def run(*args, **kwargs):
@@ -535,7 +703,10 @@ def _step_hooks(recorder):
              nn.modules.module.register_module_forward_hook(position.leave, always_call=True),
              register_optimizer_step_pre_hook(begin), register_optimizer_step_post_hook(end)]
     try:
-        with mock.patch.object(torch.optim.Optimizer, 'zero_grad', zero_grad(torch.optim.Optimizer.zero_grad)): yield seen
+        with mock.patch.object(
+            torch.optim.Optimizer, 'zero_grad', zero_grad(torch.optim.Optimizer.zero_grad)
+        ):
+            yield seen
     finally:
         for h in hooks: h.remove()
 
@@ -543,7 +714,8 @@ def _step_hooks(recorder):
 @contextlib.contextmanager
 def gc_disabled():
     "Keep Python's cyclic garbage collector away: its moments cannot be predicted, and among many small objects it takes long"
-    was = gc.isenabled(); gc.disable()
+    was = gc.isenabled()
+    gc.disable()
     try: yield
     finally:
         if was: gc.enable()
@@ -565,7 +737,10 @@ def _meta_errors_explained():
     try: yield
     except UserError: raise
     except (NotImplementedError, RuntimeError, TypeError) as e:
-        raise UserError(f'The step cannot be rehearsed: {str(e).strip().splitlines()[0]} Shapes must not depend on values, and every tensor must be on meta.') from e
+        raise UserError(
+            f'The step cannot be rehearsed: {str(e).strip().splitlines()[0]} Shapes must not depend on '
+            'values, and every tensor must be on meta.'
+        ) from e
 
 # %% ../../nbs/11_dryrun.ipynb #90f4889e
 def dry_run(
@@ -578,22 +753,48 @@ def dry_run(
     on_host=(),      # tensors on meta that lie in host memory from the start: weights, states, buffers
 )->Trace:
     "Run real training steps on meta tensors and write down their memory; `UserError` where that cannot be done"
-    inputs = [inputs] if isinstance(inputs, Tensor) else list(inputs.values()) if isinstance(inputs, dict) else list(inputs)
-    if steps < 1: raise UserError(f'steps is {steps}: give 1 or more, 2 to see the state of the optimizer in use.')
-    there = [weakref.ref(t) for t in on_host]                           # they may be dropped while the step runs
-    given = (*((f'input {i}', t) for i, t in enumerate(inputs)), *((f'on_host[{i}]', t()) for i, t in enumerate(there)))
+    inputs = (
+        [inputs]
+        if isinstance(inputs, Tensor)
+        else list(inputs.values())
+        if isinstance(inputs, dict)
+        else list(inputs)
+    )
+    if steps < 1:
+        raise UserError(f'steps is {steps}: give 1 or more, 2 to see the state of the optimizer in use.')
+    # they may be dropped while the step runs
+    there = [weakref.ref(t) for t in on_host]
+    given = (
+        *((f'input {i}', t) for i, t in enumerate(inputs)),
+        *((f'on_host[{i}]', t()) for i, t in enumerate(there)),
+    )
     real = [n for n, t in (*model.named_parameters(), *model.named_buffers(), *given) if not t.is_meta]
-    if real: raise UserError(f"{real[0]} is not on meta: build the model and its inputs under `with torch.device('meta')`.")
-    recorder = Recorder(target, model, inputs, on_host); del given, on_host
-    with gc_disabled(), _step_hooks(recorder) as optimizers, emulate(target), _meta_errors_explained(), recorder:
-        for recorder.step in range(steps): recorder.position.ran_without_grad.clear(); step()
+    if real:
+        raise UserError(
+            f"{real[0]} is not on meta: build the model and its inputs under `with torch.device('meta')`."
+        )
+    recorder = Recorder(target, model, inputs, on_host)
+    del given, on_host
+    with (
+        gc_disabled(),
+        _step_hooks(recorder) as optimizers,
+        emulate(target),
+        _meta_errors_explained(),
+        recorder,
+    ):
+        for recorder.step in range(steps):
+            recorder.position.ran_without_grad.clear()
+            step()
     for t in there:
-        if t() is not None: recorder._add_preexisting(t(), '', '')              # what no operator has touched is there all the same
+        # what no operator has touched is there all the same
+        if t() is not None: recorder._add_preexisting(t(), '', '')
     held = [t for o in optimizers for s in o.state.values() for t in s.values() if isinstance(t, Tensor)]
     states = {recorder.live[_storage_key(t)][0] for t in held if _storage_key(t) in recorder.live}
-    recorder.live.clear()                                               # what dies from here on is no part of the steps
+    # what dies from here on is no part of the steps
+    recorder.live.clear()
     turns = [a.alloc_event for a in recorder.allocations if a.phase in ('backward', 'gradient')]
-    for i, a in enumerate(recorder.allocations): a.category = _category(i, a, recorder.gradients, states, loss_layers, turns)
+    for i, a in enumerate(recorder.allocations):
+        a.category = _category(i, a, recorder.gradients, states, loss_layers, turns)
     return Trace(recorder.allocations, _preexisting_first(recorder.allocations, recorder.events), target)
 
 # %% ../../nbs/11_dryrun.ipynb #741352a1
@@ -604,7 +805,8 @@ def _active_recorder():
 # %% ../../nbs/11_dryrun.ipynb #09952440
 def _checked_category(category):
     "`category`, if there is such a one"
-    if category and category not in CATEGORIES: raise UserError(f'category is {category!r}: give one of {", ".join(CATEGORIES)}.')
+    if category and category not in CATEGORIES:
+        raise UserError(f'category is {category!r}: give one of {", ".join(CATEGORIES)}.')
     return category or ''
 
 # %% ../../nbs/11_dryrun.ipynb #9ebb45b0
@@ -614,7 +816,9 @@ def host_scope(
 ): # a context manager
     "Storages that are made on meta inside belong to host memory, in a dry run; without one it does nothing"
     category, recorder = _checked_category(category), _active_recorder()
-    if recorder is None: yield; return
+    if recorder is None:
+        yield
+        return
     before, recorder.position.host_category = recorder.position.host_category, category
     try: yield
     finally: recorder.position.host_category = before
@@ -627,7 +831,9 @@ def layer_scope(
 ): # a context manager
     "Work inside it that is no module's belongs to layer `name`, in a dry run; without one it does nothing"
     category, recorder = _checked_category(category), _active_recorder()
-    if recorder is None: yield; return
+    if recorder is None:
+        yield
+        return
     with recorder.position.layer_scope(name, category): yield
 
 # %% ../../nbs/11_dryrun.ipynb #a87189de
@@ -644,16 +850,26 @@ def _block_runs(tags, low, high):
     edges = [0] + [i for i in range(1, len(tags)) if inside[i] != inside[i-1]] + [len(tags)]
     for start, end in zip(edges, edges[1:]):
         before, after = (tags[i] if 0 <= i < len(tags) else None for i in (start - 1, end))
-        yield inside[start], start, end, (before is not None and before >= high) or (after is not None and after < low)
+        yield (
+            inside[start],
+            start,
+            end,
+            (before is not None and before >= high) or (after is not None and after < low),
+        )
 
 # %% ../../nbs/11_dryrun.ipynb #523efe67
 def _composed_events(trace, blocks, low, high, extra):
     "The events of the longer model: [(event of the short one, by how many blocks it is shifted)]; None where blocks are interleaved"
     of, out = [_block_number(a.layer, blocks) for a in trace.allocations], []
-    tags = [of[e] if e >= 0 else _block_number(trace.allocations[~e].free_layer, blocks) for e in trace.events]
+    tags = [
+        of[e] if e >= 0 else _block_number(trace.allocations[~e].free_layer, blocks) for e in trace.events
+    ]
     tags = [of[~e] if e < 0 and t is None else t for e, t in zip(trace.events, tags)]
     for inside, start, end, descending in _block_runs(tags, low, high):
-        if inside and [t if t is None else min(max(t, low - 1), high) for t in (tags[start-1], *tags[end:end+1])] != ([high, low - 1] if descending else [low - 1, high]): return
+        if inside and [
+            t if t is None else min(max(t, low - 1), high) for t in (tags[start - 1], *tags[end : end + 1])
+        ] != ([high, low - 1] if descending else [low - 1, high]):
+            return
         shifts = range(0, extra + 1, high - low) if inside else [None]
         for shift in reversed(shifts) if descending else shifts:
             for e, t in zip(trace.events[start:end], tags[start:end]):
@@ -663,8 +879,8 @@ def _composed_events(trace, blocks, low, high, extra):
 # %% ../../nbs/11_dryrun.ipynb #8b3d7164
 def _successors(trace, of, number, period):
     "For each event the place where the same happens to the same storage `period` blocks further on; None where nothing does"
-    look = lambda a: (a.nbytes, a.phase, a.op, a.step, a.category, a.host)
-    name = lambda e: (e >= 0, of[max(e, ~e)], number[max(e, ~e)])
+    def look(a): return (a.nbytes, a.phase, a.op, a.step, a.category, a.host)
+    def name(e): return (e >= 0, of[max(e, ~e)], number[max(e, ~e)])
     place = {name(e): k for k, e in enumerate(trace.events)}
     out = []
     for made, block, n in map(name, trace.events):
@@ -686,22 +902,31 @@ def _repeating_period(stretches, block, first, period):
     chosen = [i for i, b in enumerate(block) if b is not None and first <= b < first + period]
     rows = [(i, j, d, bisect.bisect_left(chosen, j) - bisect.bisect_left(chosen, i)) for i, j, d in stretches]
     rows = [row for row in rows if row[3]]
-    if sum(n for *_, n in rows) < len(chosen) or any(j - i < abs(d) or n != abs(d) for i, j, d, n in rows): return
-    rows = sorted((i + min(d, 0), j + max(d, 0), d) for i, j, d, _ in rows)        # with the successors of the last, or first
+    if sum(n for *_, n in rows) < len(chosen) or any(j - i < abs(d) or n != abs(d) for i, j, d, n in rows):
+        return
+    # with the successors of the last, or first
+    rows = sorted((i + min(d, 0), j + max(d, 0), d) for i, j, d, _ in rows)
     return None if any(a[1] > b[0] for a, b in zip(rows, rows[1:])) else rows
 
 # %% ../../nbs/11_dryrun.ipynb #786f2347
 def _composed_interleaved(trace, of, number, period, extra):
     "The same as `_composed_events`, for interleaved blocks; None where the trace does not repeat itself for two periods"
-    block, stretches = [of[max(e, ~e)] for e in trace.events], _constant_shifts(_successors(trace, of, number, period))
+    block = [of[max(e, ~e)] for e in trace.events]
+    stretches = _constant_shifts(_successors(trace, of, number, period))
     spare = max(n for n in of if n is not None) - 2*period
     firsts = sorted(range(1, spare + 1), key=lambda n: abs(2*n - spare))           # from the middle
-    first, rows = next(((n, rows) for n in firsts if (rows := _repeating_period(stretches, block, n, period))), (0, None))
+    first, rows = next(
+        ((n, rows) for n in firsts if (rows := _repeating_period(stretches, block, n, period))), (0, None)
+    )
     if not rows: return
     out, at = [], 0
     for i, j, d in [*rows, (len(block), len(block), 0)]:
-        out += [(e, extra*(b is not None and b >= first + period)) for e, b in zip(trace.events[at:i], block[at:i])]
-        for shift in range(0, extra + 1, period) if d > 0 else range(extra, -1, -period): out += [(e, shift) for e in trace.events[i:i + abs(d)]]
+        out += [
+            (e, extra * (b is not None and b >= first + period))
+            for e, b in zip(trace.events[at:i], block[at:i])
+        ]
+        for shift in range(0, extra + 1, period) if d > 0 else range(extra, -1, -period):
+            out += [(e, shift) for e in trace.events[i:i + abs(d)]]
         out += [(e, extra*(d > 0)) for e in trace.events[i + abs(d):j]]
         at = j
     return out
@@ -717,8 +942,25 @@ def _renamed(layer, blocks, shift):
 def _shifted(a, blocks, low, high, extra, shift, alloc_event):
     "Allocation `a` in a block that lies `shift` further, of a model that has `extra` more blocks"
     nbytes = a.nbytes
-    if a.stacked_layers and _block_number(a.layer, blocks) is None: nbytes += a.nbytes//len(a.stacked_layers)*sum(low <= (_block_number(l, blocks) or 0) < high for l in a.stacked_layers)*extra//(high - low)    # stacked from more
-    return Allocation(nbytes, a.phase, _renamed(a.layer, blocks, shift), a.op, a.step, alloc_event, category=a.category, stacked_layers=a.stacked_layers, host=a.host)
+    if a.stacked_layers and _block_number(a.layer, blocks) is None:  # stacked from more
+        nbytes += (
+            a.nbytes
+            // len(a.stacked_layers)
+            * sum(low <= (_block_number(l, blocks) or 0) < high for l in a.stacked_layers)
+            * extra
+            // (high - low)
+        )
+    return Allocation(
+        nbytes,
+        a.phase,
+        _renamed(a.layer, blocks, shift),
+        a.op,
+        a.step,
+        alloc_event,
+        category=a.category,
+        stacked_layers=a.stacked_layers,
+        host=a.host,
+    )
 
 # %% ../../nbs/11_dryrun.ipynb #5b1be83f
 @gc_disabled()
@@ -729,22 +971,51 @@ def compose(
     blocks:str='blocks', # name of the list of blocks in the model
 )->Trace:
     "The trace of a model with `extra` more blocks, from that of a short one; `UserError` where blocks are seen not to be alike"
-    count = 1 + max((n for a in trace.allocations if (n := _block_number(a.layer, blocks)) is not None), default=-1)
-    if period < 1 or extra < 0 or count < period + 2 or extra % period: raise UserError(f'{count} blocks of period {period} cannot grow by {extra}: trace at least {period + 2}, and add a multiple of {period}.')
-    alike = lambda n: [(a.nbytes, a.op, a.step) for a in trace.allocations if _block_number(a.layer, blocks) == n and a.phase == 'forward']
-    if alike(1) != alike(1 + period): raise UserError(f'Blocks 1 and {1 + period} of {blocks} are not alike: trace the whole model.')
+    count = 1 + max(
+        (n for a in trace.allocations if (n := _block_number(a.layer, blocks)) is not None), default=-1
+    )
+    if period < 1 or extra < 0 or count < period + 2 or extra % period:
+        raise UserError(
+            f'{count} blocks of period {period} cannot grow by {extra}: trace at least {period + 2}, '
+            f'and add a multiple of {period}.'
+        )
+    def alike(n):
+        return [
+            (a.nbytes, a.op, a.step)
+            for a in trace.allocations
+            if _block_number(a.layer, blocks) == n and a.phase == 'forward'
+        ]
+    if alike(1) != alike(1 + period):
+        raise UserError(f'Blocks 1 and {1 + period} of {blocks} are not alike: trace the whole model.')
     of, number, counts = [_block_number(a.layer, blocks) for a in trace.allocations], [], {}
-    for n in of: number.append(counts.setdefault(n, 0)); counts[n] += 1
-    span, new, out, events = (1, 1 + period), {}, [], []
-    order = _composed_events(trace, blocks, *span, extra) or _composed_interleaved(trace, of, number, period, extra)
-    if order is None: raise UserError(f'The work of {count} blocks of {blocks} is interleaved and not seen to repeat with period {period}: trace {2*period + 4} or more, or the whole model.')
+    for n in of:
+        number.append(counts.setdefault(n, 0))
+        counts[n] += 1
+    span = (1, 1 + period)
+    new = {}
+    out = []
+    events = []
+    order = _composed_events(trace, blocks, *span, extra) or _composed_interleaved(
+        trace, of, number, period, extra
+    )
+    if order is None:
+        raise UserError(
+            f'The work of {count} blocks of {blocks} is interleaved and not seen to repeat with period '
+            f'{period}: trace {2 * period + 4} or more, or the whole model.'
+        )
     for e, shift in order:
         i = e if e >= 0 else ~e
         key = (of[i] if of[i] is None else of[i] + shift, number[i])
         if e >= 0:
             new[key] = len(out)
             out.append(_shifted(trace.allocations[i], blocks, *span, extra, shift, len(events)))
-        elif key not in new: raise UserError(f'The blocks of {blocks} are not alike with period {period}: trace the whole model.')
-        else: out[new[key]].free_event, out[new[key]].free_phase, out[new[key]].free_layer = len(events), trace.allocations[i].free_phase, _renamed(trace.allocations[i].free_layer, blocks, shift)
+        elif key not in new:
+            raise UserError(
+                f'The blocks of {blocks} are not alike with period {period}: trace the whole model.'
+            )
+        else:
+            out[new[key]].free_event = len(events)
+            out[new[key]].free_phase = trace.allocations[i].free_phase
+            out[new[key]].free_layer = _renamed(trace.allocations[i].free_layer, blocks, shift)
         events.append(new[key] if e >= 0 else ~new.pop(key))
     return Trace(out, events, trace.target)

@@ -14,29 +14,67 @@ from ..core import GiB, KiB, MiB, UserError, figure
 from ..config import ModelConfig, TrainConfig
 
 # %% ../../nbs/10_ledger.ipynb #26c583d5
-_UNITS = {'b': 1, 'kb': 10**3, 'mb': 10**6, 'gb': 10**9, 'tb': 10**12, 'kib': KiB, 'mib': MiB, 'gib': GiB, 'tib': 2**40}
+_UNITS = {
+    'b': 1,
+    'kb': 10**3,
+    'mb': 10**6,
+    'gb': 10**9,
+    'tb': 10**12,
+    'kib': KiB,
+    'mib': MiB,
+    'gib': GiB,
+    'tib': 2**40,
+}
 
 # %% ../../nbs/10_ledger.ipynb #9296a6ef
 def parse_bytes(
     text:str, # a number and a unit: '12GiB', '12 GB', '1.5 MiB', '512 B'
 )->int: # bytes, from 1 to 2⁴⁰
     "Read a size: GB is 10⁹ bytes, GiB is 2³⁰; `UserError` for anything that could be misread"
-    shown, found = str(text).strip()[:40], re.fullmatch(r'\s*([0-9]{1,15}\.?[0-9]{0,15}|\.[0-9]{1,15})\s*([A-Za-z]*)\s*', str(text))
-    if not found: raise UserError(f"{shown!r} is not a size: write a positive number and a unit, like '12GiB' or '11.5 GB'.")
+    shown = str(text).strip()[:40]
+    found = re.fullmatch(r'\s*([0-9]{1,15}\.?[0-9]{0,15}|\.[0-9]{1,15})\s*([A-Za-z]*)\s*', str(text))
+    if not found:
+        raise UserError(
+            f"{shown!r} is not a size: write a positive number and a unit, like '12GiB' or '11.5 GB'."
+        )
     number, unit = found.groups()
-    if not unit: raise UserError(f"{shown!r} has no unit: write {number}GB for {number} × 10⁹ bytes, {number}GiB for {number} × 2³⁰.")
+    if not unit:
+        raise UserError(
+            f"{shown!r} has no unit: write {number}GB for {number} × 10⁹ bytes, "
+            f"{number}GiB for {number} × 2³⁰."
+        )
     bits = unit[0].isupper() and unit[-1] == 'b' and len(unit) > 1
     if bits or unit.lower() not in _UNITS:
-        raise UserError(f'The unit of {shown!r} is not one of bytes: use B, kB, MB, GB (powers of 1000) or KiB, MiB, GiB (powers of 1024).')
-    if unit.lower() == 'b' and Decimal(number) % 1: raise UserError(f'{shown!r} has a fraction of a byte: give whole bytes.')
+        raise UserError(
+            f'The unit of {shown!r} is not one of bytes: use B, kB, MB, GB (powers of 1000) or KiB, MiB, '
+            'GiB (powers of 1024).'
+        )
+    if unit.lower() == 'b' and Decimal(number) % 1:
+        raise UserError(f'{shown!r} has a fraction of a byte: give whole bytes.')
     size = int(Decimal(number)*_UNITS[unit.lower()])
-    if not 1 <= size <= 2**40: raise UserError(f'{shown!r} is no memory of a card: give a size from 1 B to 1 TiB.')
+    if not 1 <= size <= 2**40:
+        raise UserError(f'{shown!r} is no memory of a card: give a size from 1 B to 1 TiB.')
     return size
 
 # %% ../../nbs/10_ledger.ipynb #55bbf89b
-CARDS = {name: n*GiB for name, n in {
-    'gtx-1650': 4, 'rtx-3060': 12, 'rtx-4060': 8, 'rtx-4060-ti-16': 16, 'rtx-4070': 12, 'rtx-3090': 24, 'rtx-4090': 24, 'rtx-5090': 32,
-    'l40s': 48, 'a100-40': 40, 'a100-80': 80, 'h100': 80, 'h200': 141}.items()}
+CARDS = {
+    name: n * GiB
+    for name, n in {
+        'gtx-1650': 4,
+        'rtx-3060': 12,
+        'rtx-4060': 8,
+        'rtx-4060-ti-16': 16,
+        'rtx-4070': 12,
+        'rtx-3090': 24,
+        'rtx-4090': 24,
+        'rtx-5090': 32,
+        'l40s': 48,
+        'a100-40': 40,
+        'a100-80': 80,
+        'h100': 80,
+        'h200': 141,
+    }.items()
+}
 
 # %% ../../nbs/10_ledger.ipynb #00809982
 def card_bytes(
@@ -45,13 +83,32 @@ def card_bytes(
     "The memory of a card; raises `UserError` for one that is not in the table"
     name = re.sub(r'[\s_-]+', '-', str(name_or_size).strip().lower())
     if name in CARDS: return CARDS[name]
-    meant = [c for c in CARDS if re.fullmatch(f'[a-z]+-{re.escape(name)}(-.*)?', c)]       # '3060': the maker's prefix is missing
-    if meant: raise UserError(f"{str(name_or_size)!r} is no size: write {' or '.join(meant)} for the card, or a size like '12GiB'.")
+    # '3060': the maker's prefix is missing
+    meant = [c for c in CARDS if re.fullmatch(f'[a-z]+-{re.escape(name)}(-.*)?', c)]
+    if meant:
+        raise UserError(
+            f"{str(name_or_size)!r} is no size: write {' or '.join(meant)} for the card, "
+            "or a size like '12GiB'."
+        )
     if re.match(r'[-+.0-9]', name): return parse_bytes(name_or_size)
-    raise UserError(f"Card {str(name_or_size)[:40]!r} is not in the table: give its memory, like '12GiB', or one of {', '.join(CARDS)}.")
+    raise UserError(
+        f"Card {str(name_or_size)[:40]!r} is not in the table: give its memory, like '12GiB', "
+        f"or one of {', '.join(CARDS)}."
+    )
 
 # %% ../../nbs/10_ledger.ipynb #1f2e8b80
-CATEGORIES = ('weights', 'gradients', 'optimizer', 'inputs', 'activations', 'logits and loss', 'temporaries', 'rounding', 'workspaces', 'context')
+CATEGORIES = (
+    'weights',
+    'gradients',
+    'optimizer',
+    'inputs',
+    'activations',
+    'logits and loss',
+    'temporaries',
+    'rounding',
+    'workspaces',
+    'context',
+)
 
 # %% ../../nbs/10_ledger.ipynb #9413269e
 def _mixer_shapes(
@@ -59,14 +116,37 @@ def _mixer_shapes(
     mixer:str, # 'M', 'A' or 'E'
 )->dict: # name inside the mixer: shape
     "Parameters of one mixer"
-    D, H, K, P = c.d_model, c.n_ssm_heads, c.n_eigenstates, (c.conv_dim,)
-    if mixer == 'E': return {'log_rate': (K,), 'log_freq': (K,), 'D': (2*K,), 'in_proj.weight': (4*K, D), 'out_proj.weight': (D, 2*K)}
+    D = c.d_model
+    H = c.n_ssm_heads
+    K = c.n_eigenstates
+    P = (c.conv_dim,)
+    if mixer == 'E':
+        return {
+            'log_rate': (K,),
+            'log_freq': (K,),
+            'D': (2 * K,),
+            'in_proj.weight': (4 * K, D),
+            'out_proj.weight': (D, 2 * K),
+        }
     if mixer == 'M':
-        return {'conv_weight': (*P, c.d_conv), 'conv_bias': P, 'A_log': (H,), 'dt_bias': (H,), 'D': (H,), 'norm.weight': (c.d_inner,),
-                'in_proj.weight': (c.d_inner + c.conv_dim + H, D), 'out_proj.weight': (D, c.d_inner)}
+        return {
+            'conv_weight': (*P, c.d_conv),
+            'conv_bias': P,
+            'A_log': (H,),
+            'dt_bias': (H,),
+            'D': (H,),
+            'norm.weight': (c.d_inner,),
+            'in_proj.weight': (c.d_inner + c.conv_dim + H, D),
+            'out_proj.weight': (D, c.d_inner),
+        }
     heads, r = c.n_attn_heads, c.kv_lora_rank
-    return {'q_proj.weight': (heads*(c.qk_nope_head_dim + c.qk_rope_head_dim), D), 'kv_down.weight': (r + c.qk_rope_head_dim, D),
-            'norm.weight': (r,), 'kv_up.weight': (heads*(c.qk_nope_head_dim + c.v_head_dim), r), 'o_proj.weight': (D, heads*c.v_head_dim)}
+    return {
+        'q_proj.weight': (heads * (c.qk_nope_head_dim + c.qk_rope_head_dim), D),
+        'kv_down.weight': (r + c.qk_rope_head_dim, D),
+        'norm.weight': (r,),
+        'kv_up.weight': (heads * (c.qk_nope_head_dim + c.v_head_dim), r),
+        'o_proj.weight': (D, heads * c.v_head_dim),
+    }
 
 # %% ../../nbs/10_ledger.ipynb #81f338ef
 def parameter_shapes(
@@ -77,7 +157,11 @@ def parameter_shapes(
     shapes = {'embedding.weight': (V, D)}
     for i, mixer in enumerate(model.mixers):
         block = {f'mixer.{k}': s for k, s in _mixer_shapes(model, mixer).items()} | {
-            'mixer_norm.weight': (D,), 'ffn_norm.weight': (D,), 'ffn.gate_up.weight': (2*model.d_ff, D), 'ffn.down.weight': (D, model.d_ff)}
+            'mixer_norm.weight': (D,),
+            'ffn_norm.weight': (D,),
+            'ffn.gate_up.weight': (2 * model.d_ff, D),
+            'ffn.down.weight': (D, model.d_ff),
+        }
         shapes |= {f'blocks.{i}.{k}': s for k, s in block.items()}
     return shapes | {'norm.weight': (D,)} | ({} if model.tie_embeddings else {'head.weight': (V, D)})
 
@@ -87,7 +171,9 @@ def parameter_counts(
 )->dict: # part: number of parameters; tied matrices count once
     "Parameters by part of the model"
     mixers = {'M': 'Mamba-2', 'A': 'MLA', 'E': 'eigenstates'}
-    parts = {mixers[m]: 0 for m in sorted(set(model.mixers), reverse=True)} | dict.fromkeys(('SwiGLU', 'norms', 'embedding and head'), 0)
+    parts = {mixers[m]: 0 for m in sorted(set(model.mixers), reverse=True)} | dict.fromkeys(
+        ('SwiGLU', 'norms', 'embedding and head'), 0
+    )
     for name, shape in parameter_shapes(model).items():
         if '.mixer.' in name: part = mixers[model.mixers[int(name.split('.')[1])]]
         else: part = 'SwiGLU' if '.ffn.' in name else 'norms' if 'norm' in name else 'embedding and head'
@@ -101,7 +187,10 @@ def _weight_sizes(
 )->list: # bytes of each parameter tensor
     "fp32 in either precision; with 'bf16-weights' the matrices in bf16"
     half = train.precision == 'bf16-weights'
-    return [math.prod(s)*(2 if half and len(s) == 2 and k.endswith('.weight') else 4) for k, s in parameter_shapes(model).items()]
+    return [
+        math.prod(s) * (2 if half and len(s) == 2 and k.endswith('.weight') else 4)
+        for k, s in parameter_shapes(model).items()
+    ]
 
 # %% ../../nbs/10_ledger.ipynb #b339c5d3
 def _state_sizes(
@@ -110,7 +199,9 @@ def _state_sizes(
 )->list: # bytes of each tensor of the optimizer's state
     "One momentum (Chen et al. 2023, alg. 2), in fp32 or in blocks of 8 bits, or two moments and a counter (Loshchilov and Hutter 2019, alg. 2)"
     if optimizer == 'lion8': return [b for n in numbers for b in (n, 4*-(-n//256))]
-    return [4*n for n in numbers]*(1 if optimizer == 'lion' else 2) + ([] if optimizer == 'lion' else [4]*len(numbers))
+    return [4 * n for n in numbers] * (1 if optimizer == 'lion' else 2) + (
+        [] if optimizer == 'lion' else [4] * len(numbers)
+    )
 
 # %% ../../nbs/10_ledger.ipynb #7ff20f49
 def _norm(
@@ -133,7 +224,9 @@ def _linear(
 )->dict: # tensor: bytes
     "Kept by a linear layer"
     if c.ternary: return {'scale': 4} | ({} if fuses_norm else {'int8 input': n*d_in, 'scales': 4*n})
-    return ({} if input_saved_elsewhere else {'input': s*n*d_in}) | ({'bf16 weight': 2*d_in*d_out} if s == 2 else {})
+    return ({} if input_saved_elsewhere else {'input': s * n * d_in}) | (
+        {'bf16 weight': 2 * d_in * d_out} if s == 2 else {}
+    )
 
 # %% ../../nbs/10_ledger.ipynb #6f3bec79
 def _without_autocast_copies(
@@ -159,7 +252,9 @@ def _swiglu(
     n:int, # rows
 )->dict: # tensor: bytes
     "Kept by a SwiGLU (Shazeer 2020, eq. 6)"
-    ends = _prefixed('gate_up', _linear(c, s, n, c.d_model, 2*c.d_ff, fuses_norm=True)) | _prefixed('down', _linear(c, s, n, c.d_ff, c.d_model))
+    ends = _prefixed('gate_up', _linear(c, s, n, c.d_model, 2 * c.d_ff, fuses_norm=True)) | _prefixed(
+        'down', _linear(c, s, n, c.d_ff, c.d_model)
+    )
     return ends | {'gate and up': s*n*2*c.d_ff}
 
 # %% ../../nbs/10_ledger.ipynb #f93fe8f3
@@ -170,15 +265,31 @@ def _mla(
     T:int, # tokens in a row
 )->dict: # tensor: bytes
     "Kept by multi-head latent attention with documents (DeepSeek-V2, arXiv 2405.04434, §2.1)"
-    n, H, r, rope = B*T, c.n_attn_heads, c.kv_lora_rank, c.qk_rope_head_dim
+    n = B*T
+    H = c.n_attn_heads
+    r = c.kv_lora_rank
+    rope = c.qk_rope_head_dim
     key, v = c.qk_nope_head_dim + rope, c.v_head_dim
-    latent = {'input': s*n*(r + rope), 'inverse rms': 4*n}                      # a view of all of kv_down's output
-    twice = {'kv_down: inverse rms': 4*n} if c.ternary else {}                  # each takes the norm for itself
-    return (_prefixed('q_proj', _linear(c, s, n, c.d_model, H*key, fuses_norm=True)) | _prefixed('kv_down', _linear(c, s, n, c.d_model, r + rope, s == 4, True)) | twice
-            | {f'{part} of the {x} angle': 4*n*rope//2 for part in ('cosine', 'sine') for x in ('query', 'key')} | _prefixed('latent', latent)
-            | _prefixed('kv_up', _linear(c, s, n, r, H*(c.qk_nope_head_dim + v)))
-            | {'mask': s*B*T*T} | {x: s*n*H*max(key, v) for x in ('queries', 'keys', 'values', 'output')} | {'log-sum-exp': 4*n*H}
-            | _prefixed('o_proj', _linear(c, s, n, H*v, c.d_model, input_saved_elsewhere=v >= key)))
+    # a view of all of kv_down's output
+    latent = {'input': s*n*(r + rope), 'inverse rms': 4*n}
+    # each takes the norm for itself
+    twice = {'kv_down: inverse rms': 4*n} if c.ternary else {}
+    return (
+        _prefixed('q_proj', _linear(c, s, n, c.d_model, H * key, fuses_norm=True))
+        | _prefixed('kv_down', _linear(c, s, n, c.d_model, r + rope, s == 4, True))
+        | twice
+        | {
+            f'{part} of the {x} angle': 4 * n * rope // 2
+            for part in ('cosine', 'sine')
+            for x in ('query', 'key')
+        }
+        | _prefixed('latent', latent)
+        | _prefixed('kv_up', _linear(c, s, n, r, H * (c.qk_nope_head_dim + v)))
+        | {'mask': s * B * T * T}
+        | {x: s * n * H * max(key, v) for x in ('queries', 'keys', 'values', 'output')}
+        | {'log-sum-exp': 4 * n * H}
+        | _prefixed('o_proj', _linear(c, s, n, H * v, c.d_model, input_saved_elsewhere=v >= key))
+    )
 
 # %% ../../nbs/10_ledger.ipynb #9138c19a
 def _mamba(
@@ -188,11 +299,28 @@ def _mamba(
     T:int, # tokens in a row
 )->dict: # tensor: bytes
     "Kept by a Mamba-2 mixer with documents (Dao and Gu 2024, §7)"
-    n, d, H, width = B*T, c.d_inner, c.n_ssm_heads, c.d_inner + c.conv_dim + c.n_ssm_heads
-    states = B*-(-T//min(c.chunk_size, T))*d*c.d_state                             # shorter chunks, as kernels take for fp32, keep more
-    scan = {'x, B, C': s*n*c.conv_dim, 'softplus input': 4*n*H, 'dt': 4*n*H, 'A': 4*H, '−A': 4*H, 'states': s*states, 'scan runs': 4*n}
-    return (_prefixed('in_proj', _linear(c, s, n, c.d_model, width, fuses_norm=True)) | {'all of in_proj': s*n*width, 'conv runs': 4*n} | scan
-            | {'y': s*n*d, 'inverse rms': 4*n*c.ngroups} | _prefixed('out_proj', _linear(c, s, n, d, c.d_model)))
+    n = B*T
+    d = c.d_inner
+    H = c.n_ssm_heads
+    width = c.d_inner + c.conv_dim + c.n_ssm_heads
+    # shorter chunks, as kernels take for fp32, keep more
+    states = B*-(-T//min(c.chunk_size, T))*d*c.d_state
+    scan = {
+        'x, B, C': s * n * c.conv_dim,
+        'softplus input': 4 * n * H,
+        'dt': 4 * n * H,
+        'A': 4 * H,
+        '−A': 4 * H,
+        'states': s * states,
+        'scan runs': 4 * n,
+    }
+    return (
+        _prefixed('in_proj', _linear(c, s, n, c.d_model, width, fuses_norm=True))
+        | {'all of in_proj': s * n * width, 'conv runs': 4 * n}
+        | scan
+        | {'y': s * n * d, 'inverse rms': 4 * n * c.ngroups}
+        | _prefixed('out_proj', _linear(c, s, n, d, c.d_model))
+    )
 
 # %% ../../nbs/10_ledger.ipynb #febf13d0
 def _eigenstate(
@@ -203,12 +331,17 @@ def _eigenstate(
 )->dict: # tensor: bytes
     "Kept by an eigenstate mixer"
     n, K, Q = B*T, c.n_eigenstates, min(c.chunk_size, T)
-    return (_prefixed('in_proj', _linear(c, s, n, c.d_model, 4*K, fuses_norm=True)) | {'u and z': s*n*4*K, 'states': 8*B*-(-T//Q)*Q*K}
-            | _prefixed('out_proj', _linear(c, s, n, 2*K, c.d_model)))
+    return (
+        _prefixed('in_proj', _linear(c, s, n, c.d_model, 4 * K, fuses_norm=True))
+        | {'u and z': s * n * 4 * K, 'states': 8 * B * -(-T // Q) * Q * K}
+        | _prefixed('out_proj', _linear(c, s, n, 2 * K, c.d_model))
+    )
 
 # %% ../../nbs/10_ledger.ipynb #1682cbbe
-def _matmul_itemsize(train): return 4 if train.precision == 'fp32' else 2          # bytes of a number that matmuls work in
-def _residual_itemsize(train): return 2 if train.precision == 'bf16-weights' else 4   # of one in the residual stream
+# bytes of a number that matmuls work in
+def _matmul_itemsize(train): return 4 if train.precision == 'fp32' else 2
+# of one in the residual stream
+def _residual_itemsize(train): return 2 if train.precision == 'bf16-weights' else 4
 
 # %% ../../nbs/10_ledger.ipynb #b494b853
 def block_activation_bytes(
@@ -217,11 +350,17 @@ def block_activation_bytes(
     train:TrainConfig, # its batch_size, seq_len, precision
 )->dict: # tensor: bytes, one entry for each storage
     "What one block of the model, with documents, keeps from its forward to its backward"
-    if mixer not in ('M', 'A', 'E'): raise UserError(f"mixer is {mixer!r}: give 'M' (Mamba-2), 'A' (attention) or 'E' (eigenstates).")
+    if mixer not in ('M', 'A', 'E'):
+        raise UserError(f"mixer is {mixer!r}: give 'M' (Mamba-2), 'A' (attention) or 'E' (eigenstates).")
     s, B, T = _matmul_itemsize(train), train.batch_size, train.seq_len
     n, D, r = B*T, model.d_model, _residual_itemsize(train)
-    return _without_autocast_copies(_prefixed('mixer_norm', _norm(n, D, r)) | _prefixed('mixer', {'M': _mamba, 'A': _mla, 'E': _eigenstate}[mixer](model, s, B, T))
-                     | _prefixed('ffn_norm', _norm(n, D, r)) | _prefixed('ffn', _swiglu(model, s, n)), train)
+    return _without_autocast_copies(
+        _prefixed('mixer_norm', _norm(n, D, r))
+        | _prefixed('mixer', {'M': _mamba, 'A': _mla, 'E': _eigenstate}[mixer](model, s, B, T))
+        | _prefixed('ffn_norm', _norm(n, D, r))
+        | _prefixed('ffn', _swiglu(model, s, n)),
+        train,
+    )
 
 # %% ../../nbs/10_ledger.ipynb #92ae8563
 def _matmul_outputs(
@@ -232,12 +371,27 @@ def _matmul_outputs(
     T:int,     # tokens in a row
 )->dict: # tensor: bytes
     "Results of a block's products"
-    n, H, d, r, key = B*T, c.n_attn_heads, c.d_inner, c.kv_lora_rank, c.qk_nope_head_dim + c.qk_rope_head_dim
-    widths = {'M': dict(in_proj=d + c.conv_dim + c.n_ssm_heads, y=d), 'E': dict(in_proj=4*c.n_eigenstates),
-              'A': dict(q_proj=H*key, kv_down=r + c.qk_rope_head_dim, kv_up=H*(c.qk_nope_head_dim + c.v_head_dim), output=H*max(key, c.v_head_dim))}[mixer]
+    n = B*T
+    H = c.n_attn_heads
+    d = c.d_inner
+    r = c.kv_lora_rank
+    key = c.qk_nope_head_dim + c.qk_rope_head_dim
+    widths = {
+        'M': dict(in_proj=d + c.conv_dim + c.n_ssm_heads, y=d),
+        'E': dict(in_proj=4 * c.n_eigenstates),
+        'A': dict(
+            q_proj=H * key,
+            kv_down=r + c.qk_rope_head_dim,
+            kv_up=H * (c.qk_nope_head_dim + c.v_head_dim),
+            output=H * max(key, c.v_head_dim),
+        ),
+    }[mixer]
     beside = {'M': lambda: {'states': _mamba(c, s, B, T)['states'], 'final state': 4*B*d*c.d_state},
               'A': lambda: {'log-sum-exp': 4*n*H}, 'E': dict}[mixer]()
-    return {k: s*n*width for k, width in (widths | {'out': c.d_model, 'gate_up': 2*c.d_ff, 'down': c.d_model}).items()} | beside
+    return {
+        k: s * n * width
+        for k, width in (widths | {'out': c.d_model, 'gate_up': 2 * c.d_ff, 'down': c.d_model}).items()
+    } | beside
 
 # %% ../../nbs/10_ledger.ipynb #220377d3
 def checkpointed_activation_bytes(
@@ -249,7 +403,9 @@ def checkpointed_activation_bytes(
     if train.checkpointing == 'none': return block_activation_bytes(model, mixer, train)
     s, B, T = _matmul_itemsize(train), train.batch_size, train.seq_len
     if train.checkpointing == 'offload': return {}
-    return {'input': _residual_itemsize(train)*B*T*model.d_model} | (_matmul_outputs(model, mixer, s, B, T) if train.checkpointing == 'selective' else {})
+    return {'input': _residual_itemsize(train) * B * T * model.d_model} | (
+        _matmul_outputs(model, mixer, s, B, T) if train.checkpointing == 'selective' else {}
+    )
 
 # %% ../../nbs/10_ledger.ipynb #bb14c324
 def head_activation_bytes(
@@ -274,7 +430,8 @@ def _update_temporaries(
 )->list: # bytes
     "Temporaries of an optimizer step"
     sizes = {True: [], False: []}
-    for name, shape in parameter_shapes(model).items(): sizes[_has_weight_decay(name)].append(4*math.prod(shape))
+    for name, shape in parameter_shapes(model).items():
+        sizes[_has_weight_decay(name)].append(4*math.prod(shape))
     if train.optimizer == 'lion8': return []
     if train.optimizer == 'lion': return [max(map(max, sizes.values()))]*2
     return max(sizes.values(), key=sum)
@@ -288,7 +445,10 @@ def _loss_workspace(
     train:TrainConfig,
 )->int: # bytes
     "What the loss works in: logits, a little for each row, bf16 copies under autocast"
-    n, V, D, cast = train.batch_size*train.seq_len, model.vocab_size, model.d_model, 2*(train.precision == 'bf16')
+    n = train.batch_size*train.seq_len
+    V = model.vocab_size
+    D = model.d_model
+    cast = 2*(train.precision == 'bf16')
     return min(LOSS_WORKSPACE_BYTES, n*(4*V + 64 + cast*D) + cast*V*D)
 
 # %% ../../nbs/10_ledger.ipynb #88f44d76
@@ -297,9 +457,19 @@ def _temporaries(
     train:TrainConfig,
 )->dict: # phase: list of bytes
     "The largest short-lived tensors that have a name; what comes and goes inside a layer is left to the dry run"
-    cached = [2*math.prod(n) for k, n in parameter_shapes(model).items() if _has_weight_decay(k) and k != 'head.weight']
-    cached = cached if train.precision == 'bf16' and not model.ternary and train.checkpointing != 'none' else []
-    return {'forward': [_loss_workspace(model, train)] + cached, 'backward': [], 'optimizer': _update_temporaries(model, train)}
+    cached = [
+        2 * math.prod(n)
+        for k, n in parameter_shapes(model).items()
+        if _has_weight_decay(k) and k != 'head.weight'
+    ]
+    cached = (
+        cached if train.precision == 'bf16' and not model.ternary and train.checkpointing != 'none' else []
+    )
+    return {
+        'forward': [_loss_workspace(model, train)] + cached,
+        'backward': [],
+        'optimizer': _update_temporaries(model, train),
+    }
 
 # %% ../../nbs/10_ledger.ipynb #918ce46a
 def _rounding(
@@ -316,17 +486,27 @@ def _activations(
 )->tuple: # bytes of the tensors at the end of the forward; and while a block is recomputed (None without checkpointing)
     "All that the blocks and the last norm keep"
     n, D = train.batch_size*train.seq_len, model.d_model
-    blocks, less = ({x: list(f(model, x, train).values()) for x in set(model.mixers)} for f in (block_activation_bytes, checkpointed_activation_bytes))
+    blocks, less = (
+        {x: list(f(model, x, train).values()) for x in set(model.mixers)}
+        for f in (block_activation_bytes, checkpointed_activation_bytes)
+    )
     last, ends = list(_norm(n, D, _residual_itemsize(train)).values()), [less[x] for x in model.mixers]
     if train.checkpointing == 'none': return sum((blocks[x] for x in model.mixers), []) + last, None
-    return sum(ends, []) + last, max((sum(ends[:i], []) + blocks[x] for i, x in enumerate(model.mixers)), key=sum)
+    return sum(ends, []) + last, max(
+        (sum(ends[:i], []) + blocks[x] for i, x in enumerate(model.mixers)), key=sum
+    )
 
 # %% ../../nbs/10_ledger.ipynb #461095a1
 def _ternary_copies(
     model:ModelConfig,
 )->list: # bytes
     "Ternary weights in a byte each, and their scales, as a step keeps them until its update"
-    return [b for k, n in parameter_shapes(model).items() if _has_weight_decay(k) and k != 'head.weight' and model.ternary for b in (math.prod(n), 4)]
+    return [
+        b
+        for k, n in parameter_shapes(model).items()
+        if _has_weight_decay(k) and k != 'head.weight' and model.ternary
+        for b in (math.prod(n), 4)
+    ]
 
 # %% ../../nbs/10_ledger.ipynb #688238df
 def _critical_moments(
@@ -335,12 +515,23 @@ def _critical_moments(
     first:bool, # the first step, before there is a state
 )->list: # of (phase, category: list of bytes)
     "What is alive, tensor by tensor, at each moment that may be the worst of its phase"
-    weights, temporaries, numbers = _weight_sizes(model, train), _temporaries(model, train), [math.prod(s) for s in parameter_shapes(model).values()]
+    weights = _weight_sizes(model, train)
+    temporaries = _temporaries(model, train)
+    numbers = [math.prod(s) for s in parameter_shapes(model).values()]
     state, grads = _state_sizes(numbers, train.optimizer), [4*n for n in numbers]
-    inputs = [8*train.batch_size*train.seq_len]*3*train.grad_accum_steps                     # tokens, labels, document numbers
-    early = dict(weights=weights + _ternary_copies(model), gradients=grads if train.grad_accum_steps > 1 else [], optimizer=[] if first else state, inputs=inputs)
+    # tokens, labels, document numbers
+    inputs = [8*train.batch_size*train.seq_len]*3*train.grad_accum_steps
+    early = dict(
+        weights=weights + _ternary_copies(model),
+        gradients=grads if train.grad_accum_steps > 1 else [],
+        optimizer=[] if first else state,
+        inputs=inputs,
+    )
     full, again = _activations(model, train)
-    seam = early | {'activations': full, 'logits and loss': list(head_activation_bytes(model, train).values())}
+    seam = early | {
+        'activations': full,
+        'logits and loss': list(head_activation_bytes(model, train).values()),
+    }
     moments = [(p, seam | {'temporaries': temporaries[p]}) for p in ('forward', 'backward')]
     if again: moments.append(('backward', early | {'activations': again}))
     moments.append(('backward', early | {'gradients': grads}))
@@ -358,13 +549,28 @@ def _moment_bytes(
 )->list: # of (phase, category: bytes)
     "The moments added up, rounding and the measured constants with them"
     if not isinstance(model, ModelConfig) or not isinstance(train, TrainConfig):
-        raise UserError(f'{type(model).__name__} and {type(train).__name__} were given: give a ModelConfig and a TrainConfig, in this order.')
-    if train.engine != 'grad_accum': raise UserError(f'engine is {train.engine!r}: the closed forms are of the ordinary step; ask `elleci.planning.account.account`, which rehearses this one.')
+        raise UserError(
+            f'{type(model).__name__} and {type(train).__name__} were given: '
+            'give a ModelConfig and a TrainConfig, in this order.'
+        )
+    if train.engine != 'grad_accum':
+        raise UserError(
+            f'engine is {train.engine!r}: the closed forms are of the ordinary step; '
+            'ask `elleci.planning.account.account`, which rehearses this one.'
+        )
     fixed = dict(workspaces=workspaces, context=context)
     for name, n in fixed.items():
-        if not isinstance(n, int) or isinstance(n, bool) or n < 0: raise UserError(f'{name} is {n!r}: give whole bytes, 0 or more.')
-    return [(phase, {c: sum(alive.get(c, ())) for c in CATEGORIES} | fixed | {'rounding': _rounding(sum(alive.values(), []))})
-            for phase, alive in _critical_moments(model, train, first)]
+        if not isinstance(n, int) or isinstance(n, bool) or n < 0:
+            raise UserError(f'{name} is {n!r}: give whole bytes, 0 or more.')
+    return [
+        (
+            phase,
+            {c: sum(alive.get(c, ())) for c in CATEGORIES}
+            | fixed
+            | {'rounding': _rounding(sum(alive.values(), []))},
+        )
+        for phase, alive in _critical_moments(model, train, first)
+    ]
 
 # %% ../../nbs/10_ledger.ipynb #560be21a
 def phase_peaks(
@@ -392,7 +598,23 @@ def ledger(
     return {c: max(row[c] for _, row in rows) for c in CATEGORIES}
 
 # %% ../../nbs/10_ledger.ipynb #dd3537c3
-COLOURS = dict(zip(CATEGORIES, ('#4477aa', '#66ccee', '#228833', '#ddddaa', '#ee6677', '#ccbb44', '#aa3377', '#bbbbbb', '#777777', '#333333')))
+COLOURS = dict(
+    zip(
+        CATEGORIES,
+        (
+            '#4477aa',
+            '#66ccee',
+            '#228833',
+            '#ddddaa',
+            '#ee6677',
+            '#ccbb44',
+            '#aa3377',
+            '#bbbbbb',
+            '#777777',
+            '#333333',
+        ),
+    )
+)
 
 # %% ../../nbs/10_ledger.ipynb #b0563b4f
 def draw_breakdown(
@@ -403,15 +625,19 @@ def draw_breakdown(
     "Stacked horizontal bars against a card's limit"
     if not any(row.get(c) for row in bars.values() for c in CATEGORIES):
         raise UserError(f'Bars for {list(bars)} hold no bytes: give a label and a `ledger` for each.')
-    if not isinstance(limit, int | float | None): raise UserError(f'limit is {limit!r}: give bytes, as from `card_bytes`.')
+    if not isinstance(limit, int | float | None):
+        raise UserError(f'limit is {limit!r}: give bytes, as from `card_bytes`.')
     ax = figure('GiB', '', title, size=(7, max(.9 + .27*len(bars), 2.2)))
     done = dict.fromkeys(bars, 0.)
     for c in CATEGORIES:
         widths = [row.get(c, 0)/GiB for row in bars.values()]
-        if max(widths) < 1e-3*max(sum(row.values()) for row in bars.values())/GiB: continue      # too thin to see
+        # too thin to see
+        if max(widths) < 1e-3*max(sum(row.values()) for row in bars.values())/GiB: continue
         ax.barh(list(bars), widths, left=list(done.values()), color=COLOURS[c], label=c, height=.7)
         done = {k: d + w for (k, d), w in zip(done.items(), widths)}
-    if limit is not None: ax.axvline(limit/GiB, color='crimson', lw=1.5, ls='--', label=f'limit, {limit/GiB:.4g} GiB')
-    ax.invert_yaxis(); ax.grid(axis='y', visible=False)
+    if limit is not None:
+        ax.axvline(limit/GiB, color='crimson', lw=1.5, ls='--', label=f'limit, {limit/GiB:.4g} GiB')
+    ax.invert_yaxis()
+    ax.grid(axis='y', visible=False)
     ax.legend(loc='center left', bbox_to_anchor=(1, .5), frameon=False, fontsize=8)
     return ax

@@ -25,8 +25,12 @@ def _device(
     given, # 'cpu', 'cuda', or a `torch.device`
 )->torch.device:
     "The device meant; `UserError` for one that is absent, or whose memory nobody reports"
-    if isinstance(given, str | torch.device) and (device := pick_device(str(given))).type in ('cpu', 'cuda'): return device
-    raise UserError(f"The memory of device '{given}' cannot be measured: give 'cpu' or 'cuda', or a torch.device of these.")
+    if isinstance(given, str | torch.device) and (device := pick_device(str(given))).type in ('cpu', 'cuda'):
+        return device
+    raise UserError(
+        f"The memory of device '{given}' cannot be measured: give 'cpu' or 'cuda', "
+        "or a torch.device of these."
+    )
 
 # %% ../../nbs/13_measure.ipynb #82010612
 def memory_now(
@@ -37,10 +41,16 @@ def memory_now(
     rss = memory_in_use(torch.device('cpu'))
     if device.type != 'cuda': return {'rss': rss, 'available': memory_free(device)}
     free, total = torch.cuda.mem_get_info(device)
-    readings = {'allocated': torch.cuda.memory_allocated(device), 'reserved': torch.cuda.memory_reserved(device),
-            'card used': total - free, 'card total': total, 'rss': rss}
+    readings = {
+        'allocated': torch.cuda.memory_allocated(device),
+        'reserved': torch.cuda.memory_reserved(device),
+        'card used': total - free,
+        'card total': total,
+        'rss': rss,
+    }
     if (nvml := optional('pynvml')) is not None:
-        with contextlib.suppress(RuntimeError, nvml.NVMLError): readings['nvml'] = torch.cuda.device_memory_used(device)
+        with contextlib.suppress(RuntimeError, nvml.NVMLError):
+            readings['nvml'] = torch.cuda.device_memory_used(device)
     return readings
 
 # %% ../../nbs/13_measure.ipynb #c834bd11
@@ -49,13 +59,18 @@ def _silence_profiler():
     "Once per process: switch the profiler's chatter off, and let the CPU allocator's only remark go unheard"
     os.environ.setdefault('KINETO_LOG_LEVEL', '99')
     old, heard, null = torch.ones(64), os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    sys.stderr.flush(); os.dup2(null, 2)
+    sys.stderr.flush()
+    os.dup2(null, 2)
     try:
         with _profiler(): del old
-    finally: os.dup2(heard, 2); os.close(heard); os.close(null)
+    finally:
+        os.dup2(heard, 2)
+        os.close(heard)
+        os.close(null)
 
 # %% ../../nbs/13_measure.ipynb #12ce836c
-def _profiler(): return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
+def _profiler():
+    return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
 
 # %% ../../nbs/13_measure.ipynb #03ca7806
 def _operator(
@@ -79,7 +94,8 @@ def _allocations(
             if e.extra_fields.device.type == 'cpu':
                 n = e.extra_fields.alloc_size
                 found.append((e.start_time_ns, e.extra_fields.ptr, n, _operator(path) if n > 0 else ''))
-        elif e.name.startswith('elleci.freed:'): found.append((e.start_time_ns, int(e.name.split(':')[1]) - 2**62, -1, ''))
+        elif e.name.startswith('elleci.freed:'):
+            found.append((e.start_time_ns, int(e.name.split(':')[1]) - 2**62, -1, ''))
         else: path = path + [e.name]
         todo += [(c, path) for c in e.children]
     return sorted(found, key=lambda f: f[0])
@@ -95,7 +111,8 @@ def _as_events(
     ops, alive = dict.fromkeys(range(len(opening)), 'before'), {i - 2**62: i for i in range(len(opening))}
     for _, address, n, op in found:
         if n >= min_bytes:
-            alive[address] = key = len(ops); ops[key] = op
+            alive[address] = key = len(ops)
+            ops[key] = op
             events.append(('a', key, n))
         elif n < 0 and address in alive: events.append(('f', alive.pop(address)))
     return events, ops
@@ -119,8 +136,10 @@ class Measurement:
     peak_reserved:int|None = None # of the GPU's allocator; None on a CPU
     peak_resident:int = 0     # of `StepMemory`: the highest resident set of this process; 0 where unknown
     events:list = field(default_factory=list, repr=False) # ('a', key, nbytes), ('f', key) in order
-    ops:dict = field(default_factory=dict, repr=False)    # key: the operator (CPU) or source line (GPU) that asked for it
-    timeline:np.ndarray|None = field(default=None, repr=False) # of `StepMemory`, which keeps no events: bytes alive over time
+    # key: the operator (CPU) or source line (GPU) that asked for it
+    ops:dict = field(default_factory=dict, repr=False)
+    # of `StepMemory`, which keeps no events: bytes alive over time
+    timeline:np.ndarray|None = field(default=None, repr=False)
     before:dict = field(default_factory=dict, repr=False) # `memory_now` at the start
     after:dict = field(default_factory=dict, repr=False)  # `memory_now` at the end
 
@@ -148,7 +167,10 @@ def _measure_cpu(
     try: storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in live_tensors}.values()
     except (AttributeError, TypeError, NotImplementedError): storages = None
     if storages is None or any(s.device.type != 'cpu' for s in storages):
-        raise UserError(f'known is a {type(live_tensors).__name__}: give a list of dense CPU tensors, like list(net.parameters()).')
+        raise UserError(
+            f'known is a {type(live_tensors).__name__}: give a list of dense CPU tensors, '
+            'like list(net.parameters()).'
+        )
     opening = [s.nbytes() for s in storages]
     def mark(i, _):
         with torch.profiler.record_function(f'elleci.freed:{i}'): pass
@@ -159,14 +181,16 @@ def _measure_cpu(
     prof.start()
     try: yield
     finally:
-        prof.stop(); del watched
+        prof.stop()
+        del watched
         m.events, m.ops = _as_events(opening, _allocations(prof), min_bytes)
         live = live_bytes(m.events)
         m.start, m.end = sum(opening), int(live[-1]) if len(live) else 0
         m.peak_allocated = int(live.max(initial=0))
 
 # %% ../../nbs/13_measure.ipynb #bd9e0a4b
-_NOT_USER_CODE = (os.path.dirname(torch.__file__) + os.sep, '<frozen', '<eval_with_key>')     # no lines of the user's
+# no lines of the user's
+_NOT_USER_CODE = (os.path.dirname(torch.__file__) + os.sep, '<frozen', '<eval_with_key>')
 
 # %% ../../nbs/13_measure.ipynb #328dfd3a
 def _user_line(
@@ -185,15 +209,19 @@ def snapshot_events(
     "Events and source lines, as in `Measurement`, of what a GPU's allocator did between two snapshots"
     events, ops, alive = [], {}, {}
     def add(address, n, op):
-        alive[address] = key = len(ops); ops[key] = op; events.append(('a', key, n))
+        alive[address] = key = len(ops)
+        ops[key] = op
+        events.append(('a', key, n))
     for segment in before['segments']:
         address = segment['address']
         for block in segment['blocks'] if segment['device'] == index else ():
-            if block['state'] != 'inactive': add(address, block.get('requested_size') or block['size'], 'before')
+            if block['state'] != 'inactive':
+                add(address, block.get('requested_size') or block['size'], 'before')
             address += block['size']
     for entry in after['device_traces'][index][len(before['device_traces'][index]):]:
         if entry['action'] == 'alloc': add(entry['addr'], entry['size'], _user_line(entry.get('frames', ())))
-        elif entry['action'] == 'free_completed' and entry['addr'] in alive: events.append(('f', alive.pop(entry['addr'])))
+        elif entry['action'] == 'free_completed' and entry['addr'] in alive:
+            events.append(('f', alive.pop(entry['addr'])))
     return events, ops
 
 # %% ../../nbs/13_measure.ipynb #1402fe1d
@@ -204,9 +232,13 @@ def _measure_cuda(
 ):
     "Fill `m` from the GPU allocator's history, which is left on or off as it was found"
     cuda, index = torch.cuda, torch.cuda.current_device() if m.device.index is None else m.device.index
-    cuda.synchronize(index); cuda.reset_peak_memory_stats(index)
+    cuda.synchronize(index)
+    cuda.reset_peak_memory_stats(index)
     mine = not torch._C._cuda_isHistoryEnabled()
-    if mine: cuda.memory._record_memory_history('all', context='alloc', stacks='python', max_entries=max_entries, clear_history=True)
+    if mine:
+        cuda.memory._record_memory_history(
+            'all', context='alloc', stacks='python', max_entries=max_entries, clear_history=True
+        )
     before, m.start = cuda.memory._snapshot(), cuda.memory_allocated(index)
     try: yield
     finally:
@@ -230,12 +262,19 @@ def measure(
     "Record every allocation and free of this thread, with the operator that made it; no dispatch mode is active"
     m = Measurement(device := _device(device), before=memory_now(device))
     if device.type == 'cpu' and torch.autograd._profiler_enabled() or not _MEASURING.acquire(blocking=False):
-        raise UserError('Something is being measured or profiled already: end that first, or measure the whole and read its `events`.')
-    inner = _measure_cuda(m, max_entries) if device.type == 'cuda' else _measure_cpu(m, live_tensors, min_bytes)
+        raise UserError(
+            'Something is being measured or profiled already: end that first, '
+            'or measure the whole and read its `events`.'
+        )
+    inner = (
+        _measure_cuda(m, max_entries) if device.type == 'cuda' else _measure_cpu(m, live_tensors, min_bytes)
+    )
     del live_tensors
     try:
         with inner: yield m
-    finally: _MEASURING.release(); m.after = memory_now(device)
+    finally:
+        _MEASURING.release()
+        m.after = memory_now(device)
 
 # %% ../../nbs/13_measure.ipynb #be61903c
 class Envelope:
@@ -266,7 +305,11 @@ class Envelope:
 
     def values(self)->np.ndarray: # (n,) int64
         "The outline so far"
-        return np.concatenate([self.maxima, self.incomplete.max(keepdims=True)]) if len(self.incomplete) else self.maxima
+        return (
+            np.concatenate([self.maxima, self.incomplete.max(keepdims=True)])
+            if len(self.incomplete)
+            else self.maxima
+        )
 
 # %% ../../nbs/13_measure.ipynb #b75bca1b
 def _deltas(
@@ -284,10 +327,12 @@ def _deltas(
             found.append((e.start_time_ns, made.ptr, made.alloc_size))
             continue
         todo += e.children
-        if e.name.startswith('elleci.freed:'): found.append((e.start_time_ns, None, -int(e.name.split(':')[1])))
+        if e.name.startswith('elleci.freed:'):
+            found.append((e.start_time_ns, None, -int(e.name.split(':')[1])))
     for _, address, n in sorted(found, key=lambda f: f[0]):
         if n >= min_bytes:
-            changes.append(n - alive.get(address, 0))              # what lay there was freed while nothing was recorded
+            # what lay there was freed while nothing was recorded
+            changes.append(n - alive.get(address, 0))
             alive[address] = n
         elif n < 0 and (address is None or address in alive):
             changes.append(n if address is None else -alive.pop(address))
@@ -301,7 +346,10 @@ class _CpuRecord:
         min_bytes:int=16, # bytes; smaller storages are left out
     ):
         storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in live_tensors}
-        self.min_bytes, self.recording, self.inputs, self.counted = min_bytes, False, 0, set(storages)
+        self.min_bytes = min_bytes
+        self.recording = False
+        self.inputs = 0
+        self.counted = set(storages)
         self.level, self.alive = sum(s.nbytes() for s in storages.values()), {}
         self.watched = [weakref.ref(s, functools.partial(self._freed, s.nbytes())) for s in storages.values()]
 
@@ -318,7 +366,13 @@ class _CpuRecord:
         self._start()
 
     def _start(self):
-        from torch._C._profiler import ProfilerActivity, ProfilerConfig, ProfilerState, RecordScope, _ExperimentalConfig
+        from torch._C._profiler import (
+            ProfilerActivity,
+            ProfilerConfig,
+            ProfilerState,
+            RecordScope,
+            _ExperimentalConfig,
+        )
         config = ProfilerConfig(ProfilerState.KINETO, False, True, False, False, False, _ExperimentalConfig())
         torch.autograd._prepare_profiler(config, {ProfilerActivity.CPU})
         torch.autograd._enable_profiler(config, {ProfilerActivity.CPU}, {RecordScope.USER_SCOPE})
@@ -332,7 +386,8 @@ class _CpuRecord:
         if not end: self._start()
         return level + self.inputs
 
-    def can_read(self): return torch._C._current_graph_task_id() == -1        # autograd restores the profiler of its beginning
+    # autograd restores the profiler of its beginning
+    def can_read(self): return torch._C._current_graph_task_id() == -1
     def reserved(self): return None
 
 # %% ../../nbs/13_measure.ipynb #3a12d97b
@@ -371,7 +426,8 @@ class StepMemory:
         blocks=(),           # modules before whose forward pass the record may be read, so that it stays short
     ):
         self.device, self.blocks, self.envelope = _device(device), list(blocks), Envelope()
-        self.steps, self.given_up = 0, False       # measured to their end; whether it would have taken too long
+        # measured to their end; whether it would have taken too long
+        self.steps, self.given_up = 0, False
         self.record = _CudaRecord(self.device) if self.device.type == 'cuda' else _CpuRecord(live_tensors)
         self.result = Measurement(self.device, before=memory_now(self.device))
 
@@ -385,7 +441,8 @@ class StepMemory:
             yield
             return
         self.record.begin(inputs)
-        self.spent, self.began = 0., time.process_time()   # another program that takes the cores does not count
+        # another program that takes the cores does not count
+        self.spent, self.began = 0., time.process_time()
         hooks, highest = self._hooks(), _resident_peak()
         try:
             yield
@@ -399,7 +456,11 @@ class StepMemory:
     def _hooks(self):
         hooks = [b.register_forward_pre_hook(lambda *_: self._note()) for b in self.blocks]
         firsts = [next(b.parameters(), None) for b in self.blocks] if self.device.type == 'cuda' else []
-        return hooks + [p.register_post_accumulate_grad_hook(lambda *_: self._note()) for p in firsts if p is not None and p.requires_grad]
+        return hooks + [
+            p.register_post_accumulate_grad_hook(lambda *_: self._note())
+            for p in firsts
+            if p is not None and p.requires_grad
+        ]
 
     def _note(self, end=False):
         if not end and (self.given_up or not self.record.can_read()): return
@@ -435,11 +496,16 @@ def saved_tensors(
     "What autograd keeps for the backward pass of `f(*inputs)`, each storage once, whole; `meta` tensors will do"
     held, skip = [], {t.untyped_storage()._cdata for t in exclude}
     def pack(t):
-        h = _SavedTensor(t); held.append(weakref.ref(h)); return h
+        h = _SavedTensor(t)
+        held.append(weakref.ref(h))
+        return h
     with saved_tensors_hooks(pack, lambda h: h.t): out = f(*inputs)
     alive = {}
     for h in (r() for r in held):
-        if h is not None: alive.setdefault(h.t.untyped_storage()._cdata, (h.shape, str(h.t.dtype)[6:], h.t.untyped_storage().nbytes()))
+        if h is not None:
+            alive.setdefault(
+                h.t.untyped_storage()._cdata, (h.shape, str(h.t.dtype)[6:], h.t.untyped_storage().nbytes())
+            )
     del out
     return [row for key, row in alive.items() if key not in skip]
 
@@ -460,22 +526,31 @@ class Row(NamedTuple):
     measured:int|None
 
     @property
-    def difference(self): return None if None in (self.predicted, self.measured) else self.measured - self.predicted
+    def difference(self):
+        return None if None in (self.predicted, self.measured) else self.measured - self.predicted
 
 # %% ../../nbs/13_measure.ipynb #d080ff91
 class Reconciliation(dict):
     "category: `Row`, ending in 'unexplained' and 'total'; prints as a table"
     def __repr__(self):
-        say = lambda n: '-' if n is None else fmt_bytes(n)
+        def say(n): return '-' if n is None else fmt_bytes(n)
         total = self['total'].measured or self['total'].predicted or 1
         lines = [('category', 'predicted', 'measured', 'difference', 'of total')]
         for r in self.values():
-            off = self['total'].difference if r.category == 'total' else r.measured if r.category == 'unexplained' else r.difference
+            off = (
+                self['total'].difference
+                if r.category == 'total'
+                else r.measured
+                if r.category == 'unexplained'
+                else r.difference
+            )
             sign = '+' if off and off > 0 else ''
             shown = ('-', '-') if off is None else (sign + say(off), f'{off/total:+.1%}')
             lines.append((r.category, say(r.predicted), say(r.measured), *shown))
         w = [max(len(line[i]) for line in lines) for i in range(5)]
-        return '\n'.join(f'{a:<{w[0]}}  ' + '  '.join(f'{c:>{n}}' for c, n in zip(rest, w[1:])) for a, *rest in lines)
+        return '\n'.join(
+            f'{a:<{w[0]}}  ' + '  '.join(f'{c:>{n}}' for c, n in zip(rest, w[1:])) for a, *rest in lines
+        )
 
 # %% ../../nbs/13_measure.ipynb #1f3ce1b3
 def reconcile(
@@ -484,12 +559,17 @@ def reconcile(
 )->Reconciliation:
     "Put a prediction beside a measurement; what no category explains is named 'unexplained', never folded in"
     for given in (predicted, measured):
-        if not isinstance(given, dict): raise UserError(f'{given!r:.80} is no dictionary: give category: bytes.')
+        if not isinstance(given, dict):
+            raise UserError(f'{given!r:.80} is no dictionary: give category: bytes.')
         for c, n in given.items():
             if not isinstance(c, str) or not isinstance(n, int | float | np.number) or not np.isfinite(n):
-                raise UserError(f'{c!r} has {n!r:.80}: give a name and its bytes, and leave out what is not known.')
-    if 'total' in predicted: raise UserError("The prediction has a category 'total': leave it out, it is the sum of the others.")
-    if 'unexplained' in {*predicted, *measured}: raise UserError("'unexplained' is what is left over: give it no bytes.")
+                raise UserError(
+                    f'{c!r} has {n!r:.80}: give a name and its bytes, and leave out what is not known.'
+                )
+    if 'total' in predicted:
+        raise UserError("The prediction has a category 'total': leave it out, it is the sum of the others.")
+    if 'unexplained' in {*predicted, *measured}:
+        raise UserError("'unexplained' is what is left over: give it no bytes.")
     names = [*predicted, *(c for c in measured if c not in predicted and c != 'total')]
     table = Reconciliation({c: Row(c, predicted.get(c), measured.get(c)) for c in names})
     total = measured.get('total')
@@ -517,7 +597,8 @@ class Leak(NamedTuple):
     live:float      # bytes alive there now
     scale:int       # steps in a block, of the window that showed it
 
-    def __str__(self): return f'{fmt_bytes(self.per_step)} a step, {fmt_bytes(self.live)} by now, allocated at {self.site}'
+    def __str__(self):
+        return f'{fmt_bytes(self.per_step)} a step, {fmt_bytes(self.live)} by now, allocated at {self.site}'
 
 # %% ../../nbs/13_measure.ipynb #cab632c9
 def _numbers(
@@ -527,7 +608,8 @@ def _numbers(
     "`given` as an array; `UserError` where a row is shorter or something is no finite number"
     try: y = np.asarray(given, np.float64)
     except (TypeError, ValueError): y = np.array(np.nan)
-    if not np.isfinite(y).all(): raise UserError(f'`{name}` holds something else than finite numbers in equal rows: give those.')
+    if not np.isfinite(y).all():
+        raise UserError(f'`{name}` holds something else than finite numbers in equal rows: give those.')
     return y
 
 # %% ../../nbs/13_measure.ipynb #e532ff73
@@ -541,9 +623,11 @@ def find_leaks(
     "The sites whose live bytes grow persistently at the end of the series"
     y, found = _numbers(series, 'series'), {}
     if y.ndim != 2: raise UserError(f'A series of shape {y.shape} was given: give (steps, sites).')
-    if sites is not None and len(sites) != y.shape[1]: raise UserError(f'{len(sites)} names for {y.shape[1]} columns: give one for each.')
+    if sites is not None and len(sites) != y.shape[1]:
+        raise UserError(f'{len(sites)} names for {y.shape[1]} columns: give one for each.')
     if isinstance(min_slope, str | None): raise UserError(f'min_slope is {min_slope!r}: give bytes a step.')
-    if type(warmup) is not int or warmup < 0: raise UserError(f'warmup is {warmup!r}: give a number of steps, 0 or more.')
+    if type(warmup) is not int or warmup < 0:
+        raise UserError(f'warmup is {warmup!r}: give a number of steps, 0 or more.')
     if not isinstance(scales, tuple | list) or any(type(b) is not int or b < 1 for b in scales):
         raise UserError(f'scales are {scales!r}: give numbers of steps, 1 or more, like (1, 8, 64).')
     y = y[warmup:]
@@ -575,7 +659,8 @@ def _site(
     "The innermost line that is not torch's"
     for f in (frame, sys._current_frames().get(thread)):
         while f is not None:
-            if not f.f_code.co_filename.startswith(_NOT_USER_CODE): return Site(f.f_code.co_filename, f.f_lineno)
+            if not f.f_code.co_filename.startswith(_NOT_USER_CODE):
+                return Site(f.f_code.co_filename, f.f_lineno)
             f = f.f_back
     return Site('unknown', 0)
 
@@ -584,7 +669,10 @@ class LeakDetector(TorchDispatchMode):
     "Counts live bytes by source line; call `step()` at the end of each training step and `leaks()` whenever you like"
     def __init__(self):
         super().__init__()
-        self.storages, self.bytes, self.rows, self.thread = {}, defaultdict(int), [], threading.get_ident()
+        self.storages = {}
+        self.bytes = defaultdict(int)
+        self.rows = []
+        self.thread = threading.get_ident()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
@@ -602,7 +690,8 @@ class LeakDetector(TorchDispatchMode):
         self.storages[key] = weakref.ref(s, functools.partial(self._freed, key, site, n))
 
     def _freed(self, key, site, n, _):
-        self.bytes[site] -= n; self.storages.pop(key, None)
+        self.bytes[site] -= n
+        self.storages.pop(key, None)
 
     def step(self):
         "A training step has ended"
@@ -611,14 +700,17 @@ class LeakDetector(TorchDispatchMode):
     def series(self): # (steps, sites) array and its sites
         "Bytes alive at each step's end"
         sites = list(self.bytes)
-        return np.array([[row.get(s, 0) for s in sites] for row in self.rows]).reshape(len(self.rows), len(sites)), sites
+        return np.array([[row.get(s, 0) for s in sites] for row in self.rows]).reshape(
+            len(self.rows), len(sites)
+        ), sites
 
     def leaks(self, **options): # `warmup`, `scales`, `min_slope` of `find_leaks`
         "What `find_leaks` says now; before anything is reported, memory held by reference cycles alone is collected"
         if not (found := find_leaks(*self.series(), **options)): return found
         before = dict(self.bytes)
         gc.collect()
-        for site, n in before.items(): self.rows[-1][site] = self.rows[-1].get(site, 0) - (n - self.bytes[site])
+        for site, n in before.items():
+            self.rows[-1][site] = self.rows[-1].get(site, 0) - (n - self.bytes[site])
         return find_leaks(*self.series(), **options)
 
 # %% ../../nbs/13_measure.ipynb #1a88551c
@@ -636,9 +728,15 @@ def bandwidth(
     for _ in range(repeats):
         if device.type == 'cuda':
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record(torch.cuda.current_stream(device)); b.copy_(a); end.record(torch.cuda.current_stream(device))
-            torch.cuda.synchronize(device); seconds.append(start.elapsed_time(end)/1e3)
-        else: t = time.perf_counter(); b.copy_(a); seconds.append(time.perf_counter() - t)
+            start.record(torch.cuda.current_stream(device))
+            b.copy_(a)
+            end.record(torch.cuda.current_stream(device))
+            torch.cuda.synchronize(device)
+            seconds.append(start.elapsed_time(end)/1e3)
+        else:
+            t = time.perf_counter()
+            b.copy_(a)
+            seconds.append(time.perf_counter() - t)
     return 2*nbytes/min(seconds)/1e9
 
 # %% ../../nbs/13_measure.ipynb #a261bb53
@@ -665,25 +763,40 @@ def spill_signs(
     "What suggests that memory has spilled into the computer's RAM (Windows and WSL2 do this silently)"
     reserved, seconds, signs = np.atleast_1d(_numbers(reserved, 'reserved')), _numbers(seconds, 'seconds'), []
     if not reserved.size or not isinstance(total, int | float | np.number) or not total > 0:
-        raise UserError(f'{reserved.size} readings on a card of {total!r}: give one reading at least, and the bytes of the card.')
+        raise UserError(
+            f'{reserved.size} readings on a card of {total!r}: give one reading at least, '
+            'and the bytes of the card.'
+        )
     if len(seconds) not in (0, len(reserved)):
         raise UserError(f'{len(seconds)} step times for {len(reserved)} readings: give one for each.')
     if reserved[-1] > total:
-        signs.append(f'{fmt_bytes(reserved[-1])} are reserved on a card of {fmt_bytes(total)}: {fmt_bytes(reserved[-1] - total)} '
-                     'or more lie in the RAM of the computer.')
+        signs.append(
+            f'{fmt_bytes(reserved[-1])} are reserved on a card of {fmt_bytes(total)}: '
+            f'{fmt_bytes(reserved[-1] - total)} '
+            'or more lie in the RAM of the computer.'
+        )
     slower = _time_jump(seconds, reserved >= .95*total) if len(seconds) else None
-    if slower is not None and slower >= jump: signs.append(f'Steps take {slower:.1f} times as long since the card has been full.')
+    if slower is not None and slower >= jump:
+        signs.append(f'Steps take {slower:.1f} times as long since the card has been full.')
     if speed is not None and before is not None and speed < before/2:
-        signs.append(f'A copy in fresh memory runs at {speed:,.0f} GB/s; the same card did {before:,.0f} GB/s.')
+        signs.append(
+            f'A copy in fresh memory runs at {speed:,.0f} GB/s; the same card did {before:,.0f} GB/s.'
+        )
     return signs
 
 # %% ../../nbs/13_measure.ipynb #bacb97a7
-_OOM_PATTERNS = {'asked': (r'(?:[Tt]ried|[Uu]nable) to allocate ([\d.,]+) (\w+)', r'([\d.,]+) (\w+) wanted'),
-         'total': (r'total capacity of ([\d.,]+) (\w+)', r'limit ([\d.,]+) (\w+)'),
-         'free': (r'of which ([\d.,]+) (\w+) is free',), 'process': (r'this process has ([\d.,]+) (\w+) memory in use',),
-         'tensors': (r'([\d.,]+) (\w+) is allocated by PyTorch', r'([\d.,]+) (\w+) of it allocated'),
-         'cached': (r'([\d.,]+) (\w+) is reserved by PyTorch but unallocated',), 'reserved': (r', ([\d.,]+) (\w+) reserved,',)}
-_UNIT = {'bytes': 1, 'B': 1, 'kB': 1000} | {p + u: b**i for i, p in enumerate('KMGT', 1) for u, b in (('B', 1000), ('iB', 1024))}
+_OOM_PATTERNS = {
+    'asked': (r'(?:[Tt]ried|[Uu]nable) to allocate ([\d.,]+) (\w+)', r'([\d.,]+) (\w+) wanted'),
+    'total': (r'total capacity of ([\d.,]+) (\w+)', r'limit ([\d.,]+) (\w+)'),
+    'free': (r'of which ([\d.,]+) (\w+) is free',),
+    'process': (r'this process has ([\d.,]+) (\w+) memory in use',),
+    'tensors': (r'([\d.,]+) (\w+) is allocated by PyTorch', r'([\d.,]+) (\w+) of it allocated'),
+    'cached': (r'([\d.,]+) (\w+) is reserved by PyTorch but unallocated',),
+    'reserved': (r', ([\d.,]+) (\w+) reserved,',),
+}
+_UNIT = {'bytes': 1, 'B': 1, 'kB': 1000} | {
+    p + u: b**i for i, p in enumerate('KMGT', 1) for u, b in (('B', 1000), ('iB', 1024))
+}
 
 # %% ../../nbs/13_measure.ipynb #cfaeb7ff
 def _size(number, unit):
@@ -696,12 +809,20 @@ def _read_error(
     text:str, # an out-of-memory message
 )->dict: # quantity: bytes, as far as the message says
     "The figures of an out-of-memory error"
-    found = {name: next((_size(*m.groups()) for p in patterns if (m := re.search(p, text))), None) for name, patterns in _OOM_PATTERNS.items()}
+    found = {
+        name: next((_size(*m.groups()) for p in patterns if (m := re.search(p, text))), None)
+        for name, patterns in _OOM_PATTERNS.items()
+    }
     found = {name: n for name, n in found.items() if n is not None}
     if 'reserved' in found: found['cached'] = found.pop('reserved') - found.get('tensors', 0)
-    others = [n for m in re.findall(r'Process \d+ has ([\d.,]+) (\w+) memory in use', text) if (n := _size(*m)) is not None]
+    others = [
+        n
+        for m in re.findall(r'Process \d+ has ([\d.,]+) (\w+) memory in use', text)
+        if (n := _size(*m)) is not None
+    ]
     if others: found['others'] = sum(others)
-    if 'process' in found: found['torch aside'] = max(0, found.pop('process') - found.get('tensors', 0) - found.get('cached', 0))
+    if 'process' in found:
+        found['torch aside'] = max(0, found.pop('process') - found.get('tensors', 0) - found.get('cached', 0))
     return found
 
 # %% ../../nbs/13_measure.ipynb #33a145e9
@@ -735,7 +856,8 @@ def free_traceback(
     while todo:
         e = todo.pop()
         if e is None or id(e) in seen: continue
-        seen.add(id(e)); traceback.clear_frames(e.__traceback__)
+        seen.add(id(e))
+        traceback.clear_frames(e.__traceback__)
         todo += [e.__cause__, e.__context__]
     gc.collect()
     if torch.cuda.is_initialized(): torch.cuda.empty_cache()
@@ -749,11 +871,23 @@ def _fitting_lines(
     fit = [(change, peak) for change, peak in candidates if peak <= limit][:3]
     if not fit and candidates:
         change, peak = min(candidates, key=lambda c: c[1])
-        return [f'Of {len(candidates)} changes tried none fits {fmt_bytes(limit)}. The nearest, still {fmt_bytes(peak - limit)} too large:',
-                f'   {change}: peak {fmt_bytes(peak)}']
-    headings = ('No change is known that would fit', 'One change would fit', 'Two changes would fit', 'What would fit')
-    return [f"{headings[len(fit)]} into {fmt_bytes(limit)}{', least costly first' if len(fit) > 1 else ''}:"] + [f'  {i}. {change}: peak {fmt_bytes(peak)}, {fmt_bytes(limit - peak)} to spare'
-                                                for i, (change, peak) in enumerate(fit, 1)]
+        return [
+            f'Of {len(candidates)} changes tried none fits {fmt_bytes(limit)}. The nearest, '
+            f'still {fmt_bytes(peak - limit)} too large:',
+            f'   {change}: peak {fmt_bytes(peak)}',
+        ]
+    headings = (
+        'No change is known that would fit',
+        'One change would fit',
+        'Two changes would fit',
+        'What would fit',
+    )
+    return [
+        f"{headings[len(fit)]} into {fmt_bytes(limit)}{', least costly first' if len(fit) > 1 else ''}:"
+    ] + [
+        f'  {i}. {change}: peak {fmt_bytes(peak)}, {fmt_bytes(limit - peak)} to spare'
+        for i, (change, peak) in enumerate(fit, 1)
+    ]
 
 # %% ../../nbs/13_measure.ipynb #8f4cda4f
 def _change_lines(
@@ -770,17 +904,27 @@ def _hints(
     "What the figures by themselves give away"
     hints, requested = [], f.get('asked', 0)
     missing = requested - f.get('free', 0)
-    if requested > f.get('total', np.inf): hints.append('This one tensor is larger than the card: no other saving will help.')
+    if requested > f.get('total', np.inf):
+        hints.append('This one tensor is larger than the card: no other saving will help.')
     elif requested and f.get('cached', 0) >= requested:
         hints.append(f"The allocator had {fmt_bytes(f['cached'])} in reserve, but in pieces: "
                     'set PYTORCH_ALLOC_CONF=expandable_segments:True and try again.')
     if 0 < missing <= f.get('others', 0):
-        hints.append(f"Other processes hold {fmt_bytes(f['others'])}: {fmt_bytes(missing)} of it would have been enough.")
+        hints.append(
+            f"Other processes hold {fmt_bytes(f['others'])}: {fmt_bytes(missing)} of it would have been "
+            "enough."
+        )
     return hints
 
 # %% ../../nbs/13_measure.ipynb #32be4408
-_ROWS = {'tensors': 'in tensors', 'cached': 'in the allocator, in no tensor', 'torch aside': 'this process beside torch (context, libraries)',
-         'others': 'other processes', 'elsewhere': 'contexts, libraries, other processes', 'free': 'free'}
+_ROWS = {
+    'tensors': 'in tensors',
+    'cached': 'in the allocator, in no tensor',
+    'torch aside': 'this process beside torch (context, libraries)',
+    'others': 'other processes',
+    'elsewhere': 'contexts, libraries, other processes',
+    'free': 'free',
+}
 _ROWS_CPU = {'rss': 'held by this process', 'available': 'the system could still give'}
 
 # %% ../../nbs/13_measure.ipynb #8e28cc68
@@ -788,8 +932,13 @@ def _from_device(
     now:dict, # from `memory_now` of a GPU
 )->dict: # as from `_read_error`
     "The figures of the moment, for an error that gives none"
-    return {'total': now['card total'], 'free': now['card total'] - now['card used'], 'tensors': now['allocated'],
-            'cached': now['reserved'] - now['allocated'], 'elsewhere': now['card used'] - now['reserved']}
+    return {
+        'total': now['card total'],
+        'free': now['card total'] - now['card used'],
+        'tensors': now['allocated'],
+        'cached': now['reserved'] - now['allocated'],
+        'elsewhere': now['card used'] - now['reserved'],
+    }
 
 # %% ../../nbs/13_measure.ipynb #74ff14aa
 def explain_oom(
@@ -797,7 +946,8 @@ def explain_oom(
     predict=None, # function: () → (limit in bytes, [(change, peak in bytes), …] that which costs least first)
 )->str: # one screen
     "What filled the memory, where it ended, how much was asked for, what would fit; releases what the traceback holds"
-    if not isinstance(error, BaseException): raise UserError(f'{error!r:.80} is no exception: give the one that was caught.')
+    if not isinstance(error, BaseException):
+        raise UserError(f'{error!r:.80} is no exception: give the one that was caught.')
     f, (operator, frame, calls) = _read_error(str(error)), _failed_at(error)
     known = isinstance(error, torch.OutOfMemoryError | MemoryError) or 'asked' in f
     if not known and not re.search('[Oo]ut of memory|ALLOC_FAILED|to allocate', str(error)):
@@ -808,12 +958,22 @@ def explain_oom(
     if device.type == 'cuda' and 'total' not in f: f = _from_device(before) | f
     free_traceback(error)
     after = memory_now(device)
-    lines = [f"Out of memory: {fmt_bytes(f['asked'])} more were asked for by {operator}" if 'asked' in f else f'Out of memory in {operator}']
+    lines = [
+        f"Out of memory: {fmt_bytes(f['asked'])} more were asked for by {operator}"
+        if 'asked' in f
+        else f'Out of memory in {operator}'
+    ]
     if frame is not None: lines += [f'at {Site(frame.filename, frame.lineno)}', f"in {' → '.join(calls)}"]
-    lines += ['', f"The card, {fmt_bytes(f['total'])}:"] if 'total' in f else ['', 'The memory of the computer:']
+    lines += (
+        ['', f"The card, {fmt_bytes(f['total'])}:"] if 'total' in f else ['', 'The memory of the computer:']
+    )
     lines += [f'{fmt_bytes(f[k]):>12}  {row}' for k, row in _ROWS.items() if k in f]
-    if 'total' not in f: lines += [f'{fmt_bytes(before[k]):>12}  {row}' for k, row in _ROWS_CPU.items() if before.get(k) is not None]
+    if 'total' not in f:
+        lines += [
+            f'{fmt_bytes(before[k]):>12}  {row}' for k, row in _ROWS_CPU.items() if before.get(k) is not None
+        ]
     key = 'allocated' if 'allocated' in before else 'rss'
-    if before[key] - after[key] >= MiB: lines += ['', f'{fmt_bytes(before[key] - after[key])} that the traceback held are free again.']
+    if before[key] - after[key] >= MiB:
+        lines += ['', f'{fmt_bytes(before[key] - after[key])} that the traceback held are free again.']
     lines += ['', *_hints(f)] if _hints(f) else []
     return '\n'.join(lines + (['', *_change_lines(predict)] if predict is not None else []))

@@ -28,13 +28,23 @@ def param_groups(
     "Linear layers' weights decay; norms, biases, embeddings (a tied head too), filters, rates do not"
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     linear = {id(m.weight) for m in model.modules() if isinstance(m, (nn.Linear, BitLinear))} - embeddings
-    groups = {(layer, wd): [] for layer in range(n_layers + 2 if n_layers else 1) for wd in (weight_decay, 0.)}
+    groups = {
+        (layer, wd): [] for layer in range(n_layers + 2 if n_layers else 1) for wd in (weight_decay, 0.0)
+    }
     for n, p in model.named_parameters():
-        if p.requires_grad: groups[_layer_index(n, n_layers + 1) if n_layers else 0, weight_decay if id(p) in linear else 0.].append((n, p))
-    return [dict(weight_decay=wd, layer=layer, params=[p for _, p in g], names=[n for n, _ in g]) for (layer, wd), g in groups.items() if g or not n_layers]
+        if p.requires_grad:
+            groups[
+                _layer_index(n, n_layers + 1) if n_layers else 0, weight_decay if id(p) in linear else 0.0
+            ].append((n, p))
+    return [
+        dict(weight_decay=wd, layer=layer, params=[p for _, p in g], names=[n for n, _ in g])
+        for (layer, wd), g in groups.items()
+        if g or not n_layers
+    ]
 
 # %% ../../nbs/60_optimizers.ipynb #c7637faa
-BETAS = {'lion': (.9, .99), 'lion8': (.9, .99), 'adamw': (.9, .95)}   # Chen et al. 2023, §4; the usual choice for language models
+# Chen et al. 2023, §4; the usual choice for language models
+BETAS = {'lion': (.9, .99), 'lion8': (.9, .99), 'adamw': (.9, .95)}
 
 # %% ../../nbs/60_optimizers.ipynb #9ddfb3b7
 class Lion8(torch.optim.Optimizer):
@@ -50,7 +60,8 @@ class Lion8(torch.optim.Optimizer):
         super().__init__(params, dict(lr=lr, betas=tuple(betas), weight_decay=weight_decay))
         self.seed = seed
         for i, p in enumerate(p for g in self.param_groups for p in g['params']):
-            if p.dtype not in (torch.float32, torch.bfloat16): raise UserError(f'Parameter {i} is {str(p.dtype)[6:]}: Lion8 takes fp32 and bf16.')
+            if p.dtype not in (torch.float32, torch.bfloat16):
+                raise UserError(f'Parameter {i} is {str(p.dtype)[6:]}: Lion8 takes fp32 and bf16.')
 
     @torch.no_grad()
     def step(self,
@@ -69,14 +80,24 @@ class Lion8(torch.optim.Optimizer):
         return loss
 
     def update(self, p, state, group, seed):
-        lion8_step(p, p.grad, state['momentum'], state['scale'], group['lr'], group['betas'], group['weight_decay'], seed)
+        lion8_step(
+            p,
+            p.grad,
+            state['momentum'],
+            state['scale'],
+            group['lr'],
+            group['betas'],
+            group['weight_decay'],
+            seed,
+        )
 
     def load_state_dict(self, state_dict):
         "As torch's, but in the state's own dtypes: torch would cast codes and scales to the weight's"
         super().load_state_dict(state_dict)
         numbers = [i for g in state_dict['param_groups'] for i in g['params']]
         for i, p in zip(numbers, (p for g in self.param_groups for p in g['params'])):
-            for k, t in state_dict['state'].get(i, {}).items(): self.state[p][k] = t.to(p.device if t.ndim else 'cpu', copy=True)
+            for k, t in state_dict['state'].get(i, {}).items():
+                self.state[p][k] = t.to(p.device if t.ndim else 'cpu', copy=True)
 
 # %% ../../nbs/60_optimizers.ipynb #1aebc803
 def make_optimizer(

@@ -17,19 +17,38 @@ from ..core import UserError
 from ..config import TrainConfig
 
 # %% ../../nbs/62_schedules.ipynb #0ceabd6d
-DECAY_SHAPES = {'linear': lambda r: r, 'cosine': lambda r: math.sin(math.pi/2*r)**2, '1-sqrt': lambda r: 1 - math.sqrt(1 - r)}
+DECAY_SHAPES = {
+    'linear': lambda r: r,
+    'cosine': lambda r: math.sin(math.pi / 2 * r) ** 2,
+    '1-sqrt': lambda r: 1 - math.sqrt(1 - r),
+}
 
 # %% ../../nbs/62_schedules.ipynb #fa65da6f
 def _check_schedule(step, steps, warmup_steps, decay_steps, decay_shape, min_lr_ratio=0.):
     "Raise `UserError` for what is not a step of a schedule"
-    for name, value, least in (('step', step, 1), ('steps', steps, 1), ('warmup', warmup_steps, 0), ('decay', decay_steps, 0)):
+    for name, value, least in (
+        ('step', step, 1),
+        ('steps', steps, 1),
+        ('warmup', warmup_steps, 0),
+        ('decay', decay_steps, 0),
+    ):
         if not isinstance(value, int) or value < least:
             raise UserError(f'{name} is {value!r}: give a whole number of optimizer steps, {least} or more.')
-    if step > steps: raise UserError(f'Step {step} is past the end of a schedule of {steps} steps: raise `steps`, or stop at {steps}.')
+    if step > steps:
+        raise UserError(
+            f'Step {step} is past the end of a schedule of {steps} steps: raise `steps`, or stop at {steps}.'
+        )
     if warmup_steps + decay_steps > steps:
-        raise UserError(f'A warm-up of {warmup_steps} and a decay of {decay_steps} steps do not fit into {steps} steps: shorten one of them.')
-    if decay_shape not in DECAY_SHAPES: raise UserError(f"decay_shape is {decay_shape!r}: use one of {', '.join(map(repr, DECAY_SHAPES))}.")
-    if not 0 <= min_lr_ratio < 1: raise UserError(f'min_lr_ratio is {min_lr_ratio!r}: give a fraction of the full rate, 0 or more and less than 1.')
+        raise UserError(
+            f'A warm-up of {warmup_steps} and a decay of {decay_steps} steps do not fit into {steps} steps: '
+            'shorten one of them.'
+        )
+    if decay_shape not in DECAY_SHAPES:
+        raise UserError(f"decay_shape is {decay_shape!r}: use one of {', '.join(map(repr, DECAY_SHAPES))}.")
+    if not 0 <= min_lr_ratio < 1:
+        raise UserError(
+            f'min_lr_ratio is {min_lr_ratio!r}: give a fraction of the full rate, 0 or more and less than 1.'
+        )
 
 # %% ../../nbs/62_schedules.ipynb #0400dbc7
 def wsd(
@@ -66,9 +85,17 @@ def onecycle(
 )->float: # in (0, 1]
     "OneCycle (Smith and Topin 2018) with two cosines: the factor on the learning rate"
     _check_schedule(step, steps, warmup_steps, 0, 'cosine')
-    if not (0 < start_factor <= 1 and 0 < end_factor <= 1): raise UserError(f'start_factor and end_factor are {start_factor!r} and {end_factor!r}: give fractions of the full rate, above 0 and at most 1.')
+    if not (0 < start_factor <= 1 and 0 < end_factor <= 1):
+        raise UserError(
+            f'start_factor and end_factor are {start_factor!r} and {end_factor!r}: '
+            'give fractions of the full rate, above 0 and at most 1.'
+        )
     top = max(warmup_steps, 1)
-    low, way = (start_factor, (top - step)/(top - 1)) if step < top else (end_factor, (step - top)/max(steps - top, 1))
+    low, way = (
+        (start_factor, (top - step) / (top - 1))
+        if step < top
+        else (end_factor, (step - top) / max(steps - top, 1))
+    )
     return low + (1 - low)*math.cos(math.pi/2*way)**2
 
 # %% ../../nbs/62_schedules.ipynb #430facce
@@ -77,7 +104,8 @@ def steps_for_tokens(
     tokens_per_step:int, # see `TrainConfig.tokens_per_step`
 )->int: # optimizer steps
     "The fewest optimizer steps that read so many tokens"
-    if tokens < 0 or tokens_per_step < 1: raise UserError(f'{tokens} tokens at {tokens_per_step} a step: give 0 or more, at 1 or more.')
+    if tokens < 0 or tokens_per_step < 1:
+        raise UserError(f'{tokens} tokens at {tokens_per_step} a step: give 0 or more, at 1 or more.')
     return -(-tokens//tokens_per_step)
 
 # %% ../../nbs/62_schedules.ipynb #66fe3ffc
@@ -87,9 +115,17 @@ def lr_factor(
 )->float: # in (0, 1], to be multiplied with `train.lr`
     "The factor on the learning rate at an optimizer step; phases are rounded to the nearest step"
     steps, warmup = train.steps, round(train.warmup_ratio*train.steps)
-    if train.schedule == 'onecycle': return onecycle(step, steps, warmup, end_factor=train.min_lr_ratio or 1/250_000)
+    if train.schedule == 'onecycle':
+        return onecycle(step, steps, warmup, end_factor=train.min_lr_ratio or 1/250_000)
     if train.schedule == 'cosine': return warmup_cosine(step, steps, warmup, train.min_lr_ratio)
-    return wsd(step, steps, warmup, min(round(train.decay_ratio*steps), steps - warmup), train.decay_shape, train.min_lr_ratio)
+    return wsd(
+        step,
+        steps,
+        warmup,
+        min(round(train.decay_ratio * steps), steps - warmup),
+        train.decay_shape,
+        train.min_lr_ratio,
+    )
 
 # %% ../../nbs/62_schedules.ipynb #48dc0df5
 def lerac_factor(
@@ -101,7 +137,10 @@ def lerac_factor(
 )->float: # in (0, 1]
     "LeRaC (Croitoru et al. 2022, §3): a layer's factor on its learning rate"
     if not (0 <= layer < layers and step >= 1 and phase >= 0 and 0 < lowest <= 1):
-        raise UserError(f'Layer {layer} of {layers}, step {step}, phase {phase}, lowest {lowest}: give a layer from 0, a step from 1, and lowest in (0, 1].')
+        raise UserError(
+            f'Layer {layer} of {layers}, step {step}, phase {phase}, lowest {lowest}: give a layer from 0, '
+            'a step from 1, and lowest in (0, 1].'
+        )
     if step >= phase: return 1.
     return lowest**(layer/max(layers - 1, 1)*(phase - step)/(phase - 1))
 
@@ -127,9 +166,15 @@ def length_curriculum(
     "Length, batch, accumulation and place in the token stream at an optimizer step, the tokens per step constant"
     tokens, starts = seq_len*batch_size*grad_accum_steps, [first for first, _ in changes]
     if step < 1 or starts[:1] != [1] or any(a >= b for a, b in zip(starts, starts[1:])):
-        raise UserError(f'Step {step} of the changes {changes}: give steps from 1, and (first step, length) pairs that begin at step 1 and rise.')
+        raise UserError(
+            f'Step {step} of the changes {changes}: give steps from 1, and (first step, '
+            'length) pairs that begin at step 1 and rise.'
+        )
     for _, T in changes:
-        if T < 1 or tokens % T: raise UserError(f'A step of {tokens} tokens cannot be cut into rows of {T}: give lengths that divide it.')
+        if T < 1 or tokens % T:
+            raise UserError(
+                f'A step of {tokens} tokens cannot be cut into rows of {T}: give lengths that divide it.'
+            )
     T = [T for first, T in changes if first <= step][-1]
     B = next(b for b in range(max(seq_len*batch_size//T, 1), 0, -1) if tokens//T % b == 0)
     return StepShape(T, B, tokens//T//B, (step - 1)*tokens)
@@ -140,15 +185,21 @@ def step_shape(
     step:int,          # 1 … train.steps
 )->StepShape:
     "What an optimizer step reads"
-    changes = {round(f*train.steps) + 1: train.seq_len//d for f, d in train.seq_len_schedule or ((0., 1),)}   # of two that a short run puts on one step, the later
-    return length_curriculum(step, tuple(changes.items()), train.seq_len, train.batch_size, train.grad_accum_steps)
+    # of two that a short run puts on one step, the later
+    changes = {round(f*train.steps) + 1: train.seq_len//d for f, d in train.seq_len_schedule or ((0., 1),)}
+    return length_curriculum(
+        step, tuple(changes.items()), train.seq_len, train.batch_size, train.grad_accum_steps
+    )
 
 # %% ../../nbs/62_schedules.ipynb #9c144604
 def rarity(
     parts, # a list of (tokens, lengths): documents end to end, e.g. those of one shard each; read twice
 )->np.ndarray: # (documents,) bits per token, float64; 0 for an empty document
     "Mean surprisal of each document's tokens under the token frequencies of all of them (Platanios et al. 2019, §2.2, by token)"
-    counts = functools.reduce(lambda a, b: np.pad(a, (0, max(0, len(b) - len(a)))) + np.pad(b, (0, max(0, len(a) - len(b)))), (np.bincount(t) for t, _ in parts))
+    counts = functools.reduce(
+        lambda a, b: np.pad(a, (0, max(0, len(b) - len(a)))) + np.pad(b, (0, max(0, len(a) - len(b)))),
+        (np.bincount(t) for t, _ in parts),
+    )
     bits = -np.log2(np.maximum(counts, 1)/max(counts.sum(), 1))
     sums = ((np.append(0, np.cumsum(bits[t])), np.cumsum(n), np.asarray(n)) for t, n in parts)
     return np.concatenate([(c[ends] - c[ends - n])/np.maximum(n, 1) for c, ends, n in sums])
@@ -173,7 +224,8 @@ def lr_range_test(
 )->float: # the learning rate itself
     "A rate that rises exponentially from `low` to `high` (Smith 2017, §3.3)"
     _check_schedule(step, steps, 0, 0, 'linear')
-    if not 0 < low < high: raise UserError(f'The rates are {low} and {high}: give two above 0, the lower one first.')
+    if not 0 < low < high:
+        raise UserError(f'The rates are {low} and {high}: give two above 0, the lower one first.')
     return low*(high/low)**((step - 1)/max(steps - 1, 1))
 
 # %% ../../nbs/62_schedules.ipynb #b140c504
@@ -189,8 +241,10 @@ def suggest_lr(
         mean = smooth*mean + (1 - smooth)*loss
         curve.append((mean/(1 - smooth**n), lr))
     best = min(curve, default=None)
-    if best is None or best == curve[0]: raise UserError('The loss never fell in the range test: begin it at a lower rate.')
-    if best == curve[-1] and len(curve) == len(history): raise UserError('The loss still falls at the end of the range test: let it rise further.')
+    if best is None or best == curve[0]:
+        raise UserError('The loss never fell in the range test: begin it at a lower rate.')
+    if best == curve[-1] and len(curve) == len(history):
+        raise UserError('The loss still falls at the end of the range test: let it rise further.')
     return best[1]/margin
 
 # %% ../../nbs/62_schedules.ipynb #dacc125e
@@ -201,7 +255,10 @@ def plateau_factor(
     threshold:float=1e-4, # the share of the best loss that counts as an improvement
 )->float: # in (0, 1]
     "`ReduceLROnPlateau` as a function of the log: the factor on the learning rate"
-    if not (patience >= 0 and 0 < by < 1): raise UserError(f'patience is {patience} and by is {by}: give 0 or more, and a number between 0 and 1.')
+    if not (patience >= 0 and 0 < by < 1):
+        raise UserError(
+            f'patience is {patience} and by is {by}: give 0 or more, and a number between 0 and 1.'
+        )
     best, bad, factor = math.inf, 0, 1.
     for loss in losses:
         best, bad = (loss, 0) if loss < best*(1 - threshold) else (best, bad + 1)
@@ -217,38 +274,58 @@ class WeightAverage:
         device=None, # where it is kept, e.g. 'cpu'; None: where each weight is
         multi_avg_fn=None, # of `torch.optim.swa_utils`, e.g. `get_ema_multi_avg_fn(.999)`; None: the plain mean
     ):
-        if start_step < 1 or every < 1: raise UserError(f'start_step is {start_step} and every {every}: give steps from 1 on.')
-        self.start_step, self.every, self.device, self.multi_avg_fn, self.averages, self.n_averaged = start_step, every, device, multi_avg_fn or get_swa_multi_avg_fn(), {}, {}
+        if start_step < 1 or every < 1:
+            raise UserError(f'start_step is {start_step} and every {every}: give steps from 1 on.')
+        self.start_step = start_step
+        self.every = every
+        self.device = device
+        self.multi_avg_fn = multi_avg_fn or get_swa_multi_avg_fn()
+        self.averages = {}
+        self.n_averaged = {}
 
     def count_until(self, step): # how many steps count up to `step`, itself included
         return max(0, (step - self.start_step)//self.every + 1)
 
     def update_hook(self, step): # what to give an engine as `on_update` in optimizer step `step`: None where nothing is to be done
-        return functools.partial(self.add_unit, step) if self.count_until(step) > self.count_until(step - 1) else None
+        return (
+            functools.partial(self.add_unit, step)
+            if self.count_until(step) > self.count_until(step - 1)
+            else None
+        )
 
     @torch.no_grad()
     def add_unit(self, step, unit, params):
         "Count the weights of one unit, as they are after optimizer step `step`"
         if not params: return
         if self.n_averaged.get(unit, 0) != (n := self.count_until(step) - 1):
-            raise UserError(f'{unit} was averaged {self.n_averaged.get(unit, 0)} times and step {step} is number {n + 1}: load the average of the same checkpoint.')
-        now = [p.detach().to(self.device or p.device, torch.promote_types(p.dtype, torch.float32), copy=n == 0) for p in params]
+            raise UserError(
+                f'{unit} was averaged {self.n_averaged.get(unit, 0)} times and step {step} is number '
+                f'{n + 1}: load the average of the same checkpoint.'
+            )
+        now = [
+            p.detach().to(self.device or p.device, torch.promote_types(p.dtype, torch.float32), copy=n == 0)
+            for p in params
+        ]
         if n == 0: self.averages[unit] = now
         else:
-            self.averages[unit] = [a.to(p.device) for a, p in zip(self.averages[unit], now)]              # loaded ones may lie elsewhere
+            # loaded ones may lie elsewhere
+            self.averages[unit] = [a.to(p.device) for a, p in zip(self.averages[unit], now)]
             self.multi_avg_fn(self.averages[unit], now, n)
         self.n_averaged[unit] = n + 1
 
     @torch.no_grad()
     def copy_to(self, params_by_unit): # owned: {unit: parameters} of a model
         "Write the average into a model's weights"
-        if not self.averages: raise UserError(f'Nothing was averaged yet: the first step that counts is {self.start_step}.')
+        if not self.averages:
+            raise UserError(f'Nothing was averaged yet: the first step that counts is {self.start_step}.')
         for unit, params in params_by_unit.items():
             for p, a in zip(params, self.averages.get(unit, ()), strict=True): p.copy_(a)
 
-    def state_dict(self): return {f'{unit}/{i}': a for unit, kept in self.averages.items() for i, a in enumerate(kept)}
+    def state_dict(self):
+        return {f'{unit}/{i}': a for unit, kept in self.averages.items() for i, a in enumerate(kept)}
     def load_state_dict(self, state, step): # step: of the checkpoint
         "Go on from a checkpoint; `state` is empty where it was made before `start_step`"
         self.averages, self.n_averaged = {}, {}
-        for unit, i in sorted((unit, int(i)) for unit, i in (key.rsplit('/', 1) for key in state)): self.averages.setdefault(unit, []).append(state[f'{unit}/{i}'])
+        for unit, i in sorted((unit, int(i)) for unit, i in (key.rsplit('/', 1) for key in state)):
+            self.averages.setdefault(unit, []).append(state[f'{unit}/{i}'])
         self.n_averaged = {unit: self.count_until(step) for unit in self.averages}

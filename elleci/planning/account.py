@@ -15,7 +15,18 @@ from pathlib import Path
 from typing import Annotated
 import numpy as np
 import torch
-from ..core import GiB, MiB, Range, UserError, validate_ranges, figure, fmt_bytes, fmt_count, require, run_command
+from elleci.core import (
+    GiB,
+    MiB,
+    Range,
+    UserError,
+    validate_ranges,
+    figure,
+    fmt_bytes,
+    fmt_count,
+    require,
+    run_command,
+)
 from ..config import CHECKPOINTING, Config, ModelConfig, TrainConfig, preset as preset_config
 from ..memory.ledger import COLOURS, card_bytes, parameter_counts, parse_bytes
 from ..memory.allocator import Replay, replay
@@ -38,7 +49,11 @@ def _micro_batches_to_trace(
 )->int: # micro-batches
     "How many micro-batches of a step are run to know them all"
     if train.engine == 'grad_accum': return min(2, train.grad_accum_steps)
-    return train.grad_accum_steps if train.block_inputs_on == 'device' or target == 'cpu' else min(3, train.grad_accum_steps)
+    return (
+        train.grad_accum_steps
+        if train.block_inputs_on == 'device' or target == 'cpu'
+        else min(3, train.grad_accum_steps)
+    )
 
 # %% ../../nbs/64_account.ipynb #9095145e
 def _trace_every_block(
@@ -49,10 +64,20 @@ def _trace_every_block(
 )->Trace:
     "The trace of `steps` training steps, every block run"
     model = make_model(model_cfg, train, 'meta')
-    batches = [[torch.zeros(train.batch_size, train.seq_len, dtype=torch.long, device='meta') for _ in range(3)] for _ in range(train.grad_accum_steps)]
+    batches = [
+        [torch.zeros(train.batch_size, train.seq_len, dtype=torch.long, device='meta') for _ in range(3)]
+        for _ in range(train.grad_accum_steps)
+    ]
     engine = make_engine(model, make_optimizer(model, train), train)
     homes = [p for name in getattr(engine, 'host_weights', ()) for p in engine.params_by_unit[name]]
-    return dry_run(lambda: engine.step(batches[:_micro_batches_to_trace(train, target)]), model, [t for b in batches for t in b], target, steps, on_host=homes)
+    return dry_run(
+        lambda: engine.step(batches[: _micro_batches_to_trace(train, target)]),
+        model,
+        [t for b in batches for t in b],
+        target,
+        steps,
+        on_host=homes,
+    )
 
 # %% ../../nbs/64_account.ipynb #0dad541a
 def trace_step(
@@ -64,26 +89,34 @@ def trace_step(
     "The memory of our own training step, allocation by allocation; blocks that repeat are run once and composed"
     L, p = model.n_layers, _period(model.mixers)
     streams = 'host' in (train.weights_on, train.states_on)
-    least = 2*p + 4 if streams else p + 2                                  # blocks that reach into each other must be seen to repeat
+    # blocks that reach into each other must be seen to repeat
+    least = 2*p + 4 if streams else p + 2
     short = least + (L - least) % p
     if short < L:
-        with contextlib.suppress(UserError): return compose(_trace_every_block(replace(model, n_layers=short), train, target, steps), p, L - short)
+        with contextlib.suppress(UserError):
+            return compose(
+                _trace_every_block(replace(model, n_layers=short), train, target, steps), p, L - short
+            )
     return _trace_every_block(model, train, target, steps)
 
 # %% ../../nbs/64_account.ipynb #ce8a1acf
 AVERAGED_WEIGHTS = 'averaged weights, later'
-TRANSIENT = ('the model, before it moves', 'a checkpoint file, while it is written')          # in RAM for a time, and not at the same one
+# in RAM for a time, and not at the same one
+TRANSIENT = ('the model, before it moves', 'a checkpoint file, while it is written')
 
 # %% ../../nbs/64_account.ipynb #5e0594fc
 LOADED_LATER_BYTES = 64*MiB         # of a process: loaded after the account was made
-RETAINED_FRACTION, RETAINED_FRACTION_UNTUNED = 1/16, 1/2  # of the tensors' peak: freed, and kept by the C library, with `tune_malloc` and without
+# of the tensors' peak: freed, and kept by the C library, with `tune_malloc` and without
+RETAINED_FRACTION, RETAINED_FRACTION_UNTUNED = 1/16, 1/2
 
 # %% ../../nbs/64_account.ipynb #75f27fdf
 def process_margin(
     tensors:int, # bytes at their peak, on a CPU
 )->int: # bytes
     "What a training process takes beyond what it held before and its tensors"
-    return LOADED_LATER_BYTES + int(tensors*(RETAINED_FRACTION if malloc_tuned() else RETAINED_FRACTION_UNTUNED))
+    return LOADED_LATER_BYTES + int(
+        tensors * (RETAINED_FRACTION if malloc_tuned() else RETAINED_FRACTION_UNTUNED)
+    )
 
 # %% ../../nbs/64_account.ipynb #a3d1b5b2
 @dataclass(frozen=True)
@@ -103,20 +136,29 @@ class Account:
     @property
     def peak_reserved(self): return self.replay.peak_reserved if self.replay else self._both
     @property
-    def _both(self): return int((self.trace.running + self.trace.host_running).max())      # on a CPU both lie in one memory
+    # on a CPU both lie in one memory
+    def _both(self): return int((self.trace.running + self.trace.host_running).max())
     @property
     def total(self): return self.peak_reserved + self.context
     @property
-    def at_rest(self): return sum(self.trace.breakdown(len(self.trace.events) - 1).values())   # between two steps
+    # between two steps
+    def at_rest(self): return sum(self.trace.breakdown(len(self.trace.events) - 1).values())
     @property
-    def host_total(self): passing = [self.host.get(k, 0) for k in TRANSIENT]; return sum(self.host.values()) - sum(passing) + max(passing)
+    def host_total(self):
+        passing = [self.host.get(k, 0) for k in TRANSIENT]
+        return sum(self.host.values()) - sum(passing) + max(passing)
     @property
     def margin(self): return process_margin(self.peak_allocated) if self.target == 'cpu' else 0
     @property
-    def needed(self): return self.total + self.margin + (self.host_total if self.target == 'cpu' else 0)     # must be free before it begins
+    # must be free before it begins
+    def needed(self): return self.total + self.margin + (self.host_total if self.target == 'cpu' else 0)
     @property
     def checkpoint_bytes(self): # bytes of a copy that waits to be written
-        kept = (a.nbytes for a in self.trace.allocations if a.category in ('weights', 'optimizer') and a.free_event is None)
+        kept = (
+            a.nbytes
+            for a in self.trace.allocations
+            if a.category in ('weights', 'optimizer') and a.free_event is None
+        )
         return sum(kept) + self.host.get(AVERAGED_WEIGHTS, 0)
     def fits(self, limit): return self.needed <= limit
 
@@ -128,16 +170,35 @@ def _host_bytes(
 )->dict: # what: bytes
     "RAM beside the card: what the engine keeps there, the model before it moves, what a checkpoint file passes through, the batches"
     t, there = config.train, trace.host_breakdown()
-    averaged = {AVERAGED_WEIGHTS: 4*sum(parameter_counts(config.model).values())} if t.averaging_start < 1 else {}
+    averaged = (
+        {AVERAGED_WEIGHTS: 4 * sum(parameter_counts(config.model).values())} if t.averaging_start < 1 else {}
+    )
     if target == 'cpu': return averaged
-    last = lambda category: sum(a.nbytes for a in trace.allocations if a.category == category and a.free_event is None and not a.host)
+    def last(category):
+        return sum(
+            a.nbytes
+            for a in trace.allocations
+            if a.category == category and a.free_event is None and not a.host
+        )
     labels = {'weights': 'weights', 'optimizer': 'optimizer states', 'activations': "the layers' inputs"}
-    out = {labels[c]: n*t.grad_accum_steps//_micro_batches_to_trace(t, target) if c == 'activations' else n for c, n in there.items() if n}
+    out = {
+        labels[c]: n * t.grad_accum_steps // _micro_batches_to_trace(t, target) if c == 'activations' else n
+        for c, n in there.items()
+        if n
+    }
     if t.weights_on == 'device': out[TRANSIENT[0]] = last('weights')
-    return out | averaged | {TRANSIENT[1]: max(last('weights'), last('optimizer')), 'batches': t.grad_accum_steps*3*8*t.batch_size*t.seq_len}
+    return (
+        out
+        | averaged
+        | {
+            TRANSIENT[1]: max(last('weights'), last('optimizer')),
+            'batches': t.grad_accum_steps * 3 * 8 * t.batch_size * t.seq_len,
+        }
+    )
 
 # %% ../../nbs/64_account.ipynb #a8282586
-HEADROOM = GiB # left free where a choice is made for the user: for the context and workspaces, which only the machine knows
+# left free where a choice is made for the user: for the context and workspaces, which only the machine knows
+HEADROOM = GiB
 
 # %% ../../nbs/64_account.ipynb #156c2293
 def resolve_placement(
@@ -147,7 +208,7 @@ def resolve_placement(
 )->Config: # its block_inputs_on is no longer 'auto'
     "Where a layer-major step keeps the layers' inputs: on the card if all fits, else in pinned host memory (on a CPU there is no other place)"
     if config.train.engine == 'grad_accum' or config.train.block_inputs_on != 'auto': return config
-    place = lambda where: replace(config, train=replace(config.train, block_inputs_on=where))
+    def place(where): return replace(config, train=replace(config.train, block_inputs_on=where))
     if target == 'cpu': return place('device')
     near = place('device')
     return near if limit and account(near.model, near.train).fits(limit - HEADROOM) else place('pinned')
@@ -164,16 +225,21 @@ def account(
     limit:int|None=None, # bytes of the card, which decides where block_inputs_on='auto' puts them
 )->Account:
     "Every byte of our own training step, before it runs"
-    config = resolve_placement(Config(name, model, train), limit and limit - context - sum(workspaces), target)
+    config = resolve_placement(
+        Config(name, model, train), limit and limit - context - sum(workspaces), target
+    )
     trace = trace_step(model, config.train, target)
     taken = [('a', f'workspace {i}', n) for i, n in enumerate(workspaces)]
     done = replay(taken + trace.replay_events()) if target == 'cuda' else None
     if done: done.allocated, done.reserved = done.allocated[len(taken):], done.reserved[len(taken):]
     peak = int(done.allocated.argmax()) if done else 0
-    at = int(trace.device_events[peak]) if done else int((trace.running + trace.host_running).argmax())          # a CPU has one memory for both
+    # a CPU has one memory for both
+    at = int(trace.device_events[peak]) if done else int((trace.running + trace.host_running).argmax())
     rounding = int(done.allocated[peak] - trace.running[at]) - sum(workspaces) if done else 0
     here, host = trace.breakdown(at), {} if done else trace.host_breakdown(at)
-    categories = {c: n + host.get(c, 0) for c, n in here.items()} | dict(rounding=rounding, workspaces=sum(workspaces), context=context)
+    categories = {c: n + host.get(c, 0) for c, n in here.items()} | dict(
+        rounding=rounding, workspaces=sum(workspaces), context=context
+    )
     return Account(config, target, trace, done, categories, _host_bytes(config, target, trace), context)
 
 # %% ../../nbs/64_account.ipynb #235ca3e8
@@ -185,8 +251,13 @@ def predicted_vs_measured(
     pairs = [('peak', account.peak_allocated, measured.peak_allocated)]
     if account.replay: pairs.append(('reserved', account.peak_reserved, measured.peak_reserved))
     elif account.process_before and measured.peak_resident:
-        pairs.append(('process', account.process_before + account.total + account.margin, measured.peak_resident))
-    return 'memory, ' + '; '.join(f'{what}: predicted {fmt_bytes(p)}, measured {fmt_bytes(m)} ({m/p - 1:+.2%})' for what, p, m in pairs)
+        pairs.append(
+            ('process', account.process_before + account.total + account.margin, measured.peak_resident)
+        )
+    return 'memory, ' + '; '.join(
+        f'{what}: predicted {fmt_bytes(p)}, measured {fmt_bytes(m)} ({m / p - 1:+.2%})'
+        for what, p, m in pairs
+    )
 
 # %% ../../nbs/64_account.ipynb #f1dec133
 def process_summary(
@@ -200,7 +271,8 @@ def process_summary(
             f'{fmt_bytes(account.checkpoint_bytes)} more while a checkpoint is written, if that is free')
 
 # %% ../../nbs/64_account.ipynb #512e9a21
-PROFILER_EVENT_BYTES = 2*1024 # bytes that the record of an allocation or a free takes on a CPU while it is read, at most
+# bytes that the record of an allocation or a free takes on a CPU while it is read, at most
+PROFILER_EVENT_BYTES = 2*1024
 
 # %% ../../nbs/64_account.ipynb #c425199b
 def can_measure(
@@ -209,7 +281,14 @@ def can_measure(
     "Whether the first steps can be measured for 16 MiB, or a tenth of the peak; a GPU's counters cost nothing"
     if account.target != 'cpu': return True
     phases = (account.trace.allocations[e].phase for e in account.trace.events if e >= 0)
-    longest = max((len(list(run)) for forward, run in itertools.groupby(phases, lambda p: p in ('build', 'forward')) if not forward), default=0)
+    longest = max(
+        (
+            len(list(run))
+            for forward, run in itertools.groupby(phases, lambda p: p in ('build', 'forward'))
+            if not forward
+        ),
+        default=0,
+    )
     return 2*longest*PROFILER_EVENT_BYTES <= max(16*MiB, account.peak_allocated//10)
 
 # %% ../../nbs/64_account.ipynb #b67ac607
@@ -230,14 +309,21 @@ def draw_timeline(
     "Bytes alive by category over two steps, what the allocator holds, and the card's limit"
     t, events = account.trace, account.trace.device_events
     at = downsample_max(t.running[events], points)
-    place = lambda event: int(np.searchsorted(events, event))
+    def place(event): return int(np.searchsorted(events, event))
     unit, name = (GiB, 'GiB') if max(account.total, limit or 0) >= GiB else (MiB, 'MiB')
-    ax = figure('allocations and frees', name, f'{account.config.preset or "training"}: two steps', limit and limit/unit, limit and f'{fmt_bytes(limit)}')
+    ax = figure(
+        'allocations and frees',
+        name,
+        f'{account.config.preset or "training"}: two steps',
+        limit and limit / unit,
+        limit and f'{fmt_bytes(limit)}',
+    )
     layers = {c: x[events[at]]/unit for c, x in t.timeline().items() if x.any()}
     ax.stackplot(at, *layers.values(), labels=list(layers), colors=[COLOURS[c] for c in layers])
     if account.replay: ax.plot(at, account.replay.reserved[at]/unit, color='black', lw=1, label='reserved')
     for n, s in enumerate(t.steps(), 1):
-        ax.axvline(place(s), color='.5', lw=.8); ax.annotate(f' step {n}', (place(s), 1), xycoords=('data', 'axes fraction'), va='top', fontsize=8)
+        ax.axvline(place(s), color='.5', lw=.8)
+        ax.annotate(f' step {n}', (place(s), 1), xycoords=('data', 'axes fraction'), va='top', fontsize=8)
     ax.plot(place(t.peak_event), t.peak/unit, 'v', color='black', label='peak')
     ax.legend(ncols=2, fontsize=7)
     return ax
@@ -247,16 +333,38 @@ def _changes(
     train:TrainConfig,
 )->list: # (what to say, fields to replace)
     "Changes to a training configuration, the mildest first: (what to say, fields)"
-    half, near = dict(batch_size=train.batch_size//2, grad_accum_steps=train.grad_accum_steps*2), train.engine == 'grad_accum'
-    singles = [(f'checkpointing {c}', dict(checkpointing=c)) for c in list(CHECKPOINTING)[list(CHECKPOINTING).index(train.checkpointing) + 1:] if near]
-    singles += [] if near else [(f'{what} on the host', {k: v}) for what, k, v in (("the layers' inputs", 'block_inputs_on', 'pinned'), ('optimizer states', 'states_on', 'host'),
-                                ('weights', 'weights_on', 'host')) if getattr(train, k) in ('device', 'auto')]
+    half = dict(batch_size=train.batch_size//2, grad_accum_steps=train.grad_accum_steps*2)
+    near = train.engine == 'grad_accum'
+    singles = [
+        (f'checkpointing {c}', dict(checkpointing=c))
+        for c in list(CHECKPOINTING)[list(CHECKPOINTING).index(train.checkpointing) + 1 :]
+        if near
+    ]
+    singles += (
+        []
+        if near
+        else [
+            (f'{what} on the host', {k: v})
+            for what, k, v in (
+                ("the layers' inputs", 'block_inputs_on', 'pinned'),
+                ('optimizer states', 'states_on', 'host'),
+                ('weights', 'weights_on', 'host'),
+            )
+            if getattr(train, k) in ('device', 'auto')
+        ]
+    )
     singles += [('precision bf16', dict(precision='bf16'))]*(train.precision == 'fp32')
-    singles += [(f"batch {half['batch_size']}, accumulation {half['grad_accum_steps']}", half)]*(train.batch_size % 2 == 0)
+    singles += [(f"batch {half['batch_size']}, accumulation {half['grad_accum_steps']}", half)] * (
+        train.batch_size % 2 == 0
+    )
     singles += [('optimizer lion', dict(optimizer='lion'))]*(train.optimizer == 'adamw')
     singles += [(f'sequences of {train.seq_len//2}', dict(seq_len=train.seq_len//2))]*(train.seq_len >= 256)
     one = dict(batch_size=1, grad_accum_steps=train.grad_accum_steps*train.batch_size)
-    every = [(f"{c}, batch 1, accumulation {one['grad_accum_steps']}", f | one) for c, f in singles if f.get('checkpointing') == 'block' and train.batch_size > 1]
+    every = [
+        (f"{c}, batch 1, accumulation {one['grad_accum_steps']}", f | one)
+        for c, f in singles
+        if f.get('checkpointing') == 'block' and train.batch_size > 1
+    ]
     return singles + every + _layer_major_changes(train)*near
 
 # %% ../../nbs/64_account.ipynb #c4a905be
@@ -275,7 +383,8 @@ def alternatives(
     context:int=0,     # bytes, measured
 )->tuple: # the limit, and [(change, peak in bytes), …], the mildest first: what `explain_oom` asks of its `predict`
     "What could be changed, and the peak it would have"
-    peak = lambda **fields: account(config.model, replace(config.train, **fields), target, context=context).needed
+    def peak(**fields):
+        return account(config.model, replace(config.train, **fields), target, context=context).needed
     now, found = peak(), [(change, peak(**fields)) for change, fields in _changes(config.train)]
     return limit, [(change, n) for change, n in found if n < now]
 
@@ -294,7 +403,11 @@ def verdict(
     "Does it fit, and by how much"
     room, what = limit - a.needed, fmt_bytes(abs(limit - a.needed))
     if room < 0: return f'does not fit into {fmt_bytes(limit)}: {what} too much'
-    unknown = '' if a.context or a.target == 'cpu' else '; the CUDA context and library workspaces, not measured here, come out of that'
+    unknown = (
+        ''
+        if a.context or a.target == 'cpu'
+        else '; the CUDA context and library workspaces, not measured here, come out of that'
+    )
     return f'fits into {fmt_bytes(limit)}, {what} to spare{unknown}'
 
 # %% ../../nbs/64_account.ipynb #03161483
@@ -304,13 +417,28 @@ def report(
 )->str: # several lines
     "The breakdown, the peak and who made it, the verdict"
     t, op = a.config.train, a.trace.peak_operator()
-    lines = [f'{a.config.preset}: {fmt_count(sum(parameter_counts(a.config.model).values()))} parameters, batch {t.batch_size} × {t.seq_len} × {t.grad_accum_steps}, '
-             f'{t.optimizer}, {t.precision}, ' + (f'checkpointing {t.checkpointing}' if t.engine == 'grad_accum' else
-             f"layer-major, the layers' inputs {'on the device' if t.block_inputs_on == 'device' else f'in {t.block_inputs_on} memory'}, weights on the {t.weights_on}, states on the {t.states_on}"), '']
+    lines = [
+        f'{a.config.preset}: {fmt_count(sum(parameter_counts(a.config.model).values()))} parameters, '
+        f'batch {t.batch_size} × {t.seq_len} × {t.grad_accum_steps}, '
+        f'{t.optimizer}, {t.precision}, '
+        + (
+            f'checkpointing {t.checkpointing}'
+            if t.engine == 'grad_accum'
+            else f"layer-major, the layers' inputs {'on the device' if t.block_inputs_on == 'device' else f'in {t.block_inputs_on} memory'}, weights on the {t.weights_on}, states on the {t.states_on}"
+        ),
+        '',
+    ]
     lines += [f'{fmt_bytes(n):>12}  {c}' for c, n in a.categories.items() if n]
-    lines += ['', f'{fmt_bytes(a.peak_allocated):>12}  allocated at the peak, reached by {op.op} in {op.phase}, {op.layer or "the loss"}']
+    lines += [
+        '',
+        f'{fmt_bytes(a.peak_allocated):>12}  allocated at the peak, reached by {op.op} in {op.phase}, '
+        f'{op.layer or "the loss"}',
+    ]
     if a.replay: lines += [f'{fmt_bytes(a.peak_reserved):>12}  reserved by the allocator at its fullest']
-    if a.host: lines += ['', 'beside the card, in RAM:'] + [f'{fmt_bytes(n):>12}  {what}' for what, n in a.host.items()]
+    if a.host:
+        lines += ['', 'beside the card, in RAM:'] + [
+            f'{fmt_bytes(n):>12}  {what}' for what, n in a.host.items()
+        ]
     return '\n'.join(lines + (['', verdict(a, limit)] if limit else []))
 
 # %% ../../nbs/64_account.ipynb #3428a0fa
@@ -320,10 +448,21 @@ def as_dict(
 )->dict: # for programs: every size in bytes
     "The account as plain numbers"
     op = a.trace.peak_operator()
-    return dict(preset=a.config.preset, model=dataclasses.asdict(a.config.model), train=dataclasses.asdict(a.config.train), target=a.target,
-                categories=a.categories, peak_requested=a.trace.peak, peak_allocated=a.peak_allocated, peak_reserved=a.peak_reserved,
-                total=a.total, limit=limit, fits=None if limit is None else a.fits(limit), host=a.host,
-                peak=dict(op=op.op, phase=op.phase, layer=op.layer, step=op.step))
+    return dict(
+        preset=a.config.preset,
+        model=dataclasses.asdict(a.config.model),
+        train=dataclasses.asdict(a.config.train),
+        target=a.target,
+        categories=a.categories,
+        peak_requested=a.trace.peak,
+        peak_allocated=a.peak_allocated,
+        peak_reserved=a.peak_reserved,
+        total=a.total,
+        limit=limit,
+        fits=None if limit is None else a.fits(limit),
+        host=a.host,
+        peak=dict(op=op.op, phase=op.phase, layer=op.layer, step=op.step),
+    )
 
 # %% ../../nbs/64_account.ipynb #a9c8cb38
 def _as_json(d): return json.dumps(d, indent=1)
@@ -332,8 +471,10 @@ def _as_json(d): return json.dumps(d, indent=1)
 def _check_drawing(path:str|None):
     "Refuse a name under which no drawing can be written, before anything is computed"
     if path is None: return
-    if Path(path).suffix not in ('.png', '.svg', '.pdf'): raise UserError(f'{path!r} cannot be drawn: give a name that ends in .png, .svg or .pdf.')
-    if not Path(path).parent.is_dir(): raise UserError(f'There is no folder {str(Path(path).parent)!r}: make it, or give another name.')
+    if Path(path).suffix not in ('.png', '.svg', '.pdf'):
+        raise UserError(f'{path!r} cannot be drawn: give a name that ends in .png, .svg or .pdf.')
+    if not Path(path).parent.is_dir():
+        raise UserError(f'There is no folder {str(Path(path).parent)!r}: make it, or give another name.')
 
 # %% ../../nbs/64_account.ipynb #098f7f3c
 def _save(ax, path):
@@ -349,9 +490,16 @@ def advice(
     found:list, # (change, peak in bytes), as from `alternatives`
 )->str: # several lines
     "What could be changed so that it fits; where nothing helps, why"
-    lines = [f"{'  fits' if peak <= limit else 'no fit'} with {change}: {fmt_bytes(peak)}" for change, peak in found]
+    lines = [
+        f"{'  fits' if peak <= limit else 'no fit'} with {change}: {fmt_bytes(peak)}"
+        for change, peak in found
+    ]
     held = sum(a.categories[c] for c in ('weights', 'gradients', 'optimizer'))
-    if held > limit: lines.append(f'Weights, gradients and optimizer alone are {fmt_bytes(held)}: no batch size and no sequence length helps.')
+    if held > limit:
+        lines.append(
+            f'Weights, gradients and optimizer alone are {fmt_bytes(held)}: '
+            'no batch size and no sequence length helps.'
+        )
     return '\n'.join(lines)
 
 # %% ../../nbs/64_account.ipynb #d86d012b
@@ -377,13 +525,34 @@ def elleci_memory(
 )->Account:
     "What a training configuration takes, and whether it fits"
     limit = None if vram is None else card_bytes(vram)
-    config = preset_config(preset, **train_overrides(batch=batch, seq=seq, grad_accum_steps=grad_accum_steps, optimizer=optimizer, precision=precision, checkpointing=checkpointing,
-                                              engine=engine, clip_by=clip_by, block_inputs_on=block_inputs_on, weights_on=weights_on, states_on=states_on,
-                                              int8_backward=int8_backward or None))
+    config = preset_config(
+        preset,
+        **train_overrides(
+            batch=batch,
+            seq=seq,
+            grad_accum_steps=grad_accum_steps,
+            optimizer=optimizer,
+            precision=precision,
+            checkpointing=checkpointing,
+            engine=engine,
+            clip_by=clip_by,
+            block_inputs_on=block_inputs_on,
+            weights_on=weights_on,
+            states_on=states_on,
+            int8_backward=int8_backward or None,
+        ),
+    )
     _check_drawing(draw)
-    a = account(config.model, config.train, context=0 if context is None else parse_bytes(context), name=preset, limit=limit)
+    a = account(
+        config.model,
+        config.train,
+        context=0 if context is None else parse_bytes(context),
+        name=preset,
+        limit=limit,
+    )
     print(_as_json(as_dict(a, limit)) if json else report(a, limit))
-    if limit and not json and not a.fits(limit): print(advice(a, *alternatives(a.config, limit, context=a.context)))
+    if limit and not json and not a.fits(limit):
+        print(advice(a, *alternatives(a.config, limit, context=a.context)))
     if draw: _save(draw_timeline(a, limit), draw)
     return a
 

@@ -41,13 +41,21 @@ class Machine:
     launch:float = 1e-5 # seconds of the host for each operator; assumed
 
 # %% ../../nbs/63_step_time.ipynb #c9e1843a
-REACHED_FRACTION = dict(matmul=785/989.4, memory=4.3/4.8, link=25/31.5)   # shares of the peaks: products and copies on an H200 (measured), PCIe (recipe A)
+# shares of the peaks: products and copies on an H200 (measured), PCIe (recipe A)
+REACHED_FRACTION = dict(matmul=785/989.4, memory=4.3/4.8, link=25/31.5)
 
 def _machine(name, matmul, fp32, int8, memory, link):
     "From the maker's peaks: TFLOP/s in bf16 (dense, fp32 accumulation) and fp32, TOP/s in int8, GB/s of memory and of the link, each way"
     link *= 1e9*REACHED_FRACTION['link']
-    return Machine(name, 1e12*matmul*REACHED_FRACTION['matmul'], 1e12*fp32*REACHED_FRACTION['matmul'], 1e12*int8*REACHED_FRACTION['matmul'],
-                   1e9*memory*REACHED_FRACTION['memory'], link, link)
+    return Machine(
+        name,
+        1e12 * matmul * REACHED_FRACTION['matmul'],
+        1e12 * fp32 * REACHED_FRACTION['matmul'],
+        1e12 * int8 * REACHED_FRACTION['matmul'],
+        1e9 * memory * REACHED_FRACTION['memory'],
+        link,
+        link,
+    )
 
 # %% ../../nbs/63_step_time.ipynb #9f322fd2
 MACHINES = {m.name: m for m in (        # the makers' data sheets; the links are PCIe 4.0 × 16 and 5.0 × 16
@@ -61,8 +69,11 @@ def find_machine(
     "A machine by its name; raises `UserError` for one that is not in the table"
     if isinstance(name, Machine): return name
     if name in MACHINES: return MACHINES[name]
-    raise UserError(f"Machine {str(name)[:40]!r} is not in the table: give one of {', '.join(MACHINES)}, or a `Machine` with rates of your own, "
-                    'as from `measured_machine`.')
+    raise UserError(
+        f"Machine {str(name)[:40]!r} is not in the table: give one of {', '.join(MACHINES)}, "
+        "or a `Machine` with rates of your own, "
+        'as from `measured_machine`.'
+    )
 
 # %% ../../nbs/63_step_time.ipynb #c085e77f
 def _best_seconds(
@@ -73,11 +84,15 @@ def _best_seconds(
 )->float: # seconds
     "The fastest of a few runs, after one that does not count"
     sync = (lambda: torch.cuda.synchronize(device)) if device.type == 'cuda' else (lambda: None)
-    f(); sync(); times = []
+    f()
+    sync()
+    times = []
     for _ in range(repeats):
-        began = time.perf_counter(); f()
+        began = time.perf_counter()
+        f()
         if wait: sync()
-        times.append(time.perf_counter() - began); sync()
+        times.append(time.perf_counter() - began)
+        sync()
     return min(times)
 
 # %% ../../nbs/63_step_time.ipynb #35f32fbf
@@ -90,7 +105,9 @@ def _link_rates(
     try: host = torch.ones(nbytes, dtype=torch.uint8, pin_memory=pinned and device.type == 'cuda')
     except RuntimeError: return None, None
     there = torch.ones(nbytes, dtype=torch.uint8, device=device)
-    return nbytes/_best_seconds(lambda: there.copy_(host), device), nbytes/_best_seconds(lambda: host.copy_(there), device)
+    return nbytes / _best_seconds(lambda: there.copy_(host), device), nbytes / _best_seconds(
+        lambda: host.copy_(there), device
+    )
 
 def _launch_seconds(
     device:torch.device,
@@ -102,7 +119,8 @@ def _launch_seconds(
         y = x
         for _ in range(n): y = y + w
         y.sum().backward()
-    return _best_seconds(chain, device, wait=False)/(2*n + 1)                # n sums, a sum of all, n gradients added up
+    # n sums, a sum of all, n gradients added up
+    return _best_seconds(chain, device, wait=False)/(2*n + 1)
 
 # %% ../../nbs/63_step_time.ipynb #35d5c191
 def measured_machine(
@@ -117,7 +135,9 @@ def measured_machine(
     rate = {}
     for dtype in (torch.bfloat16, torch.float32, torch.int8):
         a = torch.ones(n, n, device=device, dtype=dtype)
-        rate[dtype] = 2*n**3/_best_seconds(lambda: torch._int_mm(a, a.T) if dtype == torch.int8 else a @ a, device)
+        rate[dtype] = (
+            2 * n**3 / _best_seconds(lambda: torch._int_mm(a, a.T) if dtype == torch.int8 else a @ a, device)
+        )
     slow, fast = (_link_rates(device, nbytes, pinned) for pinned in (False, True))
     link_in, link_out = slow if fast[0] is None else fast
     return Machine(name, *rate.values(), 1e9*bandwidth(device, nbytes), link_in, link_out,
@@ -131,7 +151,8 @@ def _linears(
     found = [{} for _ in range(model.n_layers)]
     for name, shape in parameter_shapes(model).items():
         if not (name.startswith('blocks.') and name.endswith('.weight') and len(shape) == 2): continue
-        _, i, own = name.split('.', 2); found[int(i)][own] = math.prod(shape)
+        _, i, own = name.split('.', 2)
+        found[int(i)][own] = math.prod(shape)
     return found
 
 # %% ../../nbs/63_step_time.ipynb #b5986a17
@@ -175,35 +196,64 @@ def step_flops(
 )->dict: # 'forward', 'recompute', 'backward': part ('linears', 'attention', 'scan', 'head'): operations
     "What an optimizer step multiplies and adds, over all its micro-batches"
     B, T, M = train.batch_size, train.seq_len, train.grad_accum_steps
-    n, phases = B*T, {p: dict.fromkeys(('linears', 'attention', 'scan', 'head'), 0) for p in ('forward', 'recompute', 'backward')}
+    n = B*T
+    phases = {
+        p: dict.fromkeys(('linears', 'attention', 'scan', 'head'), 0)
+        for p in ('forward', 'recompute', 'backward')
+    }
     for mixer, block in zip(model.mixers, _linears(model)):
         own, size = _mixer_flops(model, mixer, B, T), sum(block.values())
-        rows = {'forward': {'linears': 2*size, own[0]: own[1]}, 'recompute': _recompute_flops(model, train, mixer, block, own),
-                'backward': {'linears': 4*size, own[0]: own[2]}}
+        rows = {
+            'forward': {'linears': 2 * size, own[0]: own[1]},
+            'recompute': _recompute_flops(model, train, mixer, block, own),
+            'backward': {'linears': 4 * size, own[0]: own[2]},
+        }
         for phase, parts in rows.items():
             for part, flops in parts.items(): phases[phase][part] += M*flops*(n if part == 'linears' else 1)
-    phases['forward']['head'] = 6*M*n*model.d_model*model.vocab_size         # the loss computes its gradients at once, see `45_linear_cross_entropy`
+    # the loss computes its gradients at once, see `45_linear_cross_entropy`
+    phases['forward']['head'] = 6*M*n*model.d_model*model.vocab_size
     return phases
 
 # %% ../../nbs/63_step_time.ipynb #d21ce8cb
-MATMUL_OPS = ('aten::mm', 'aten::addmm', 'aten::bmm', 'aten::_int_mm', 'elleci::int8_product', 'elleci::weight_grad', 'aten::_scaled_dot_product')           # bound by arithmetic
+# bound by arithmetic
+MATMUL_OPS = (
+    'aten::mm',
+    'aten::addmm',
+    'aten::bmm',
+    'aten::_int_mm',
+    'elleci::int8_product',
+    'elleci::weight_grad',
+    'aten::_scaled_dot_product',
+)
 NO_KERNEL_OPS = ('aten::empty', 'aten::new_empty')                                             # nothing runs
-WRITE_ONLY_OPS = ('aten::copy_', 'aten::fill_', 'aten::zero_')                                 # what is written is not read before
+# what is written is not read before
+WRITE_ONLY_OPS = ('aten::copy_', 'aten::fill_', 'aten::zero_')
 
 def _tensors(x): return {id(t): t for t in tree_leaves(x) if isinstance(t, Tensor)}.values()
-def _bytes(tensors): return sum(min(t.nbytes, t.untyped_storage().nbytes()) for t in tensors)         # an expanded one is read once
+# an expanded one is read once
+def _bytes(tensors): return sum(min(t.nbytes, t.untyped_storage().nbytes()) for t in tensors)
 
 # %% ../../nbs/63_step_time.ipynb #7b8289d3
 class Traffic(TorchDispatchMode):
     "Counts what the operators within it read and write, products excepted, and how many are launched"
-    def __init__(self): super().__init__(); self.bytes = self.launches = 0
+    def __init__(self):
+        super().__init__()
+        self.bytes = self.launches = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         name, given = func._schema.name, list(_tensors((args, kwargs)))
         storages = {t.untyped_storage()._cdata for t in given}
         fresh = [t for t in _tensors(out) if t.untyped_storage()._cdata not in storages]
-        written = list(_tensors([a for a, s in zip(args, func._schema.arguments) if s.alias_info is not None and s.alias_info.is_write]))
+        written = list(
+            _tensors(
+                [
+                    a
+                    for a, s in zip(args, func._schema.arguments)
+                    if s.alias_info is not None and s.alias_info.is_write
+                ]
+            )
+        )
         if not (fresh or written) or name.startswith(NO_KERNEL_OPS): return out
         self.launches += 1
         if name in WRITE_ONLY_OPS: given = [t for t in given if all(t is not w for w in written)]
@@ -221,16 +271,19 @@ def _part_traffic(
 )->dict: # 'no graph', 'graph', 'backward'; 'rounding' of ternary weights, which a first pass does for all: (bytes, launches)
     "One micro-batch through one part, on meta, as on a GPU"
     with torch.device('meta'):
-        tokens, m = torch.zeros(shape, dtype=torch.long), Elleci(model) if part == 'head' else Block(model, part)
+        tokens = torch.zeros(shape, dtype=torch.long)
+        m = Elleci(model) if part == 'head' else Block(model, part)
         if part == 'head': m.blocks = nn.ModuleList()
         dtype = torch.float32 if precision != 'bf16-weights' else m.bfloat16() and torch.bfloat16
         x = tokens if part == 'head' else torch.empty(*shape, model.d_model, dtype=dtype, requires_grad=True)
     def forward():
-        with Traffic() as t, autocast(tokens.device, precision): y = token_loss(m, m.hidden(x), tokens) if part == 'head' else m(x, tokens)
+        with Traffic() as t, autocast(tokens.device, precision):
+            y = token_loss(m, m.hidden(x), tokens) if part == 'head' else m(x, tokens)
         return y, t
     with emulate('cuda'), cache_ternary_weights(m):
         with torch.no_grad(): (_, first), (_, bare) = forward(), forward()
-        y, graph = forward(); g = torch.empty_like(y)
+        y, graph = forward()
+        g = torch.empty_like(y)
         with Traffic() as back: y.backward(g)
     rows = {k: (t.bytes, t.launches) for k, t in {'no graph': bare, 'graph': graph, 'backward': back}.items()}
     return rows | {'rounding': (first.bytes - bare.bytes, first.launches - bare.launches)}
@@ -242,12 +295,14 @@ def traffic(
     train:TrainConfig, # its batch_size, seq_len, precision
 )->dict: # 'no graph', 'graph', 'backward', and once for many of them 'rounding' of ternary weights: (bytes, launches)
     "What one micro-batch moves within the device's memory on its way through one part, forward without and with a graph, and backward"
-    if part not in ('M', 'A', 'E', 'head'): raise UserError(f"part is {part!r}: give 'M', 'A', 'E' or 'head'.")
+    if part not in ('M', 'A', 'E', 'head'):
+        raise UserError(f"part is {part!r}: give 'M', 'A', 'E' or 'head'.")
     alone = replace(model, n_layers=1, pattern='M' if part == 'head' else part, tie_embeddings=False)
     return _part_traffic(alone, part, train.precision, (train.batch_size, train.seq_len))
 
 # %% ../../nbs/63_step_time.ipynb #2f23996a
-UPDATE_BYTES = {'lion': 76., 'adamw': 80.}                 # bytes per parameter that lion-pytorch and torch's AdamW move; 8 of the latter are the decay's
+# bytes per parameter that lion-pytorch and torch's AdamW move; 8 of the latter are the decay's
+UPDATE_BYTES = {'lion': 76., 'adamw': 80.}
 UPDATE_LAUNCHES = {'lion': 9, 'adamw': 0, 'lion8': 1}       # operators for each tensor; AdamW's take lists
 
 def _update_bytes(
@@ -259,7 +314,8 @@ def _update_bytes(
     return 12*(M - 1) + 12 + update
 
 # %% ../../nbs/63_step_time.ipynb #3552fb9e
-def _padded(n): return -(-n//256)*256                # bytes of a tensor among others in one piece of host memory
+# bytes of a tensor among others in one piece of host memory
+def _padded(n): return -(-n//256)*256
 
 def _weight_bytes(
     model:ModelConfig,
@@ -267,8 +323,10 @@ def _weight_bytes(
 )->dict: # name: bytes
     "The weights as they are stored and streamed: rates, norms and filters stay in fp32"
     half = train.precision == 'bf16-weights'
-    size = lambda name, shape: 2 if half and len(shape) == 2 and name.endswith('.weight') else 4
-    return {name: _padded(math.prod(shape)*size(name, shape)) for name, shape in parameter_shapes(model).items()}
+    def size(name, shape): return 2 if half and len(shape) == 2 and name.endswith('.weight') else 4
+    return {
+        name: _padded(math.prod(shape) * size(name, shape)) for name, shape in parameter_shapes(model).items()
+    }
 
 def _state_bytes(
     model:ModelConfig,
@@ -289,11 +347,16 @@ def _link_bytes(
     r = train.tokens_per_step*model.d_model*(2 if train.precision == 'bf16-weights' else 4)
     forward, backward = [0, 0], [0, 0]
     if train.checkpointing == 'offload': forward[1], backward[0] = L*r, L*r
-    if train.block_inputs_on in ('pinned', 'pageable'): forward, backward = [(L + 1)*r, (L + 2)*r], [(2*L + 1)*r, L*r]
+    if train.block_inputs_on in ('pinned', 'pageable'):
+        forward = [(L + 1)*r, (L + 2)*r]
+        backward = [(2*L + 1)*r, L*r]
     if train.weights_on == 'host':
-        head, stays = weights.get('head.weight', 0) + weights['norm.weight'], weights['embedding.weight'] if model.tie_embeddings else 0
+        head = weights.get('head.weight', 0) + weights['norm.weight']
+        stays = weights['embedding.weight'] if model.tie_embeddings else 0
         total = sum(weights.values()) - stays
-        for phase, (into, out) in ((forward, (total, head)), (backward, (total - head, total - head))): phase[0] += into; phase[1] += out
+        for phase, (into, out) in ((forward, (total, head)), (backward, (total - head, total - head))):
+            phase[0] += into
+            phase[1] += out
     if train.states_on == 'host':
         for way in (0, 1): backward[way] += _state_bytes(model, train)
     return {'forward': tuple(forward), 'backward': tuple(backward)}
@@ -305,19 +368,36 @@ def step_bytes(
 )->dict: # 'forward', 'backward': {'memory', 'link in', 'link out': bytes; 'launches': how many}
     "What an optimizer step moves within the device's memory, products excepted, and over the link; recompute and update are in 'backward'"
     M, rows, shapes = train.grad_accum_steps, {}, parameter_shapes(model)
-    first = 'no graph' if train.engine == 'layer-major' or train.checkpointing in ('block', 'offload') else 'graph'
+    first = (
+        'no graph'
+        if train.engine == 'layer-major' or train.checkpointing in ('block', 'offload')
+        else 'graph'
+    )
     again = train.engine == 'layer-major' or train.checkpointing != 'none'
-    ways = {'forward': [(p, first) for p in model.mixers] + [('head', 'graph')],
-            'backward': [(p, w) for p in model.mixers for w in ('graph',)*again + ('backward',)] + [('head', 'backward')]}
+    ways = {
+        'forward': [(p, first) for p in model.mixers] + [('head', 'graph')],
+        'backward': [(p, w) for p in model.mixers for w in ('graph',) * again + ('backward',)]
+        + [('head', 'backward')],
+    }
     for (phase, parts), (into, out) in zip(ways.items(), _link_bytes(model, train).values()):
         moved = [traffic(model, part, train)[way] for part, way in parts]
-        once = [traffic(model, part, train)['rounding'] for part in model.mixers if phase == 'forward' or train.engine == 'layer-major']
+        once = [
+            traffic(model, part, train)['rounding']
+            for part in model.mixers
+            if phase == 'forward' or train.engine == 'layer-major'
+        ]
         memory, launches = (M*sum(row[k] for row in moved) + sum(row[k] for row in once) for k in (0, 1))
         rows[phase] = {'memory': memory, 'link in': into, 'link out': out, 'launches': launches}
     numbers = {name: math.prod(shape) for name, shape in shapes.items()}
-    cast = 6*M*sum(n for name, n in numbers.items() if name.startswith('blocks.')) if train.precision == 'bf16-weights' else 0    # gradients in bf16: 2 bytes read, 4 written
+    # gradients in bf16: 2 bytes read, 4 written
+    cast = (
+        6 * M * sum(n for name, n in numbers.items() if name.startswith('blocks.'))
+        if train.precision == 'bf16-weights'
+        else 0
+    )
     rows['backward']['memory'] += round(_update_bytes(train)*sum(numbers.values())) + cast
-    rows['backward']['launches'] += (M - 1 + UPDATE_LAUNCHES[train.optimizer])*len(shapes) + 60     # a sum for each micro-batch, an update; operators on lists
+    # a sum for each micro-batch, an update; operators on lists
+    rows['backward']['launches'] += (M - 1 + UPDATE_LAUNCHES[train.optimizer])*len(shapes) + 60
     return rows
 
 # %% ../../nbs/63_step_time.ipynb #e719fa08
@@ -328,9 +408,13 @@ def _compute_seconds(
 )->dict: # 'forward', 'backward' (recompute with it): seconds
     "Operations over rates"
     fast = m.fp32 if train.precision == 'fp32' else m.matmul
-    whole = lambda phase: phase != 'backward' or train.int8_backward                           # products of integers
-    rate = lambda phase, part: m.int8 if part == 'linears' and model.ternary and whole(phase) else fast
-    by = {phase: sum(n/rate(phase, part) for part, n in parts.items()) for phase, parts in step_flops(model, train).items()}
+    # products of integers
+    def whole(phase): return phase != 'backward' or train.int8_backward
+    def rate(phase, part): return m.int8 if part == 'linears' and model.ternary and whole(phase) else fast
+    by = {
+        phase: sum(n / rate(phase, part) for part, n in parts.items())
+        for phase, parts in step_flops(model, train).items()
+    }
     return {'forward': by['forward'], 'backward': by['recompute'] + by['backward']}
 
 # %% ../../nbs/63_step_time.ipynb #3ce73c18
@@ -342,9 +426,13 @@ def _spill_seconds(
 )->float:
     "Bytes above the card, read and written in each direction of each micro-batch"
     if (vram is None) != (peak is None):
-        raise UserError(f'vram is {vram!r} and peak {peak!r}: give both, the memory of the card and what the step holds at its peak, or neither.')
+        raise UserError(
+            f'vram is {vram!r} and peak {peak!r}: give both, the memory of the card and what the step holds '
+            'at its peak, or neither.'
+        )
     if vram is None: return 0.
-    if not isinstance(peak, int | float) or peak < 0: raise UserError(f'peak is {peak!r}: give bytes, 0 or more.')
+    if not isinstance(peak, int | float) or peak < 0:
+        raise UserError(f'peak is {peak!r}: give bytes, 0 or more.')
     above = max(0, peak - (vram if isinstance(vram, int) else card_bytes(vram)))
     return 2*(1 if train.engine == 'layer-major' else train.grad_accum_steps)*2*above/m.spill
 
@@ -361,13 +449,18 @@ def step_time(
 )->dict: # each of `TERMS`, and 'total': seconds; 'binds': the largest term
     "Predicted seconds of an optimizer step, and what they go to"
     m = find_machine(machine)
-    moved, compute, terms, total = step_bytes(model, train), _compute_seconds(model, train, m), dict.fromkeys(TERMS, 0.), 0.
-    overlap, share = train.engine == 'layer-major' and train.block_inputs_on != 'pageable', m.pageable if train.block_inputs_on == 'pageable' else 1.
+    moved = step_bytes(model, train)
+    compute = _compute_seconds(model, train, m)
+    terms = dict.fromkeys(TERMS, 0.)
+    total = 0.
+    overlap = train.engine == 'layer-major' and train.block_inputs_on != 'pageable'
+    share = m.pageable if train.block_inputs_on == 'pageable' else 1.
     for phase, row in moved.items():
         t = {'compute': compute[phase], 'memory': row['memory']/m.memory, 'launch': row['launches']*m.launch,
              'link in': row['link in']/m.link_in/share, 'link out': row['link out']/m.link_out/share}
         busy = max(t['compute'] + t['memory'], t['launch'])
-        link = t['link in'] + t['link out']                                # both ways wait for each other: the engine copies on one stream
+        # both ways wait for each other: the engine copies on one stream
+        link = t['link in'] + t['link out']
         total += max(busy, link) if overlap else busy + link
         for k, seconds in t.items(): terms[k] += seconds
     terms['spill'] = _spill_seconds(train, m, vram, peak)

@@ -16,18 +16,32 @@ from typing import Annotated, NamedTuple
 import numpy as np
 import torch
 from torch import nn
-from ..core import PositiveInt, NonNegativeInt, Range, UserError, atomic_write, make_folder, memory_free, replace_file, require
+from elleci.core import (
+    PositiveInt,
+    NonNegativeInt,
+    Range,
+    UserError,
+    atomic_write,
+    make_folder,
+    memory_free,
+    replace_file,
+    require,
+)
 from ..config import TrainConfig, read_config
 from ..engine.layer_major import params_by_unit
 from ..files import decode_json, decode_sealed, read_limited, sealed_json
 from .telemetry import run_subfolder, read_memory, sync_metrics
 
 # %% ../../nbs/74_checkpoint.ipynb #dbc24908
-FORMAT_VERSION, MODEL_FILE, STATE_FILE, MANIFEST = 3, 'model.safetensors', 'state.safetensors', 'checkpoint.json'
+FORMAT_VERSION = 3
+MODEL_FILE = 'model.safetensors'
+STATE_FILE = 'state.safetensors'
+MANIFEST = 'checkpoint.json'
 METADATA_KEY = 'elleci'   # the entry of a file of tensors that holds what is said with it
 
 # %% ../../nbs/74_checkpoint.ipynb #ffd7b811
-EXTRA_PREFIX, RNG_PREFIX = 'more', 'random'   # what the names of tensors begin with that belong to no parameter
+# what the names of tensors begin with that belong to no parameter
+EXTRA_PREFIX, RNG_PREFIX = 'more', 'random'
 
 # %% ../../nbs/74_checkpoint.ipynb #09f2a9e6
 def model_tensors(
@@ -43,26 +57,39 @@ def optimizer_tensors(
 )->dict: # 'parameter/key': tensor
     "The optimizer's state under the parameters' names, so that it does not depend on their order"
     names = {id(p): n for n, p in model.named_parameters()}
-    tensor = lambda v: v if torch.is_tensor(v) else torch.as_tensor(v)      # which would move a tensor to the default device
-    return {f'{names[id(p)]}/{k}': tensor(v) for p, state in optimizer.state.items() for k, v in state.items()}
+    # which would move a tensor to the default device
+    def tensor(v): return v if torch.is_tensor(v) else torch.as_tensor(v)
+    return {
+        f'{names[id(p)]}/{k}': tensor(v) for p, state in optimizer.state.items() for k, v in state.items()
+    }
 
 # %% ../../nbs/74_checkpoint.ipynb #8b1ddf18
 def get_rng_states()->dict: # name: tensor, uint8
     "The states of torch's generators, numpy's and Python's"
-    as_bytes = lambda x: torch.frombuffer(bytearray(json.dumps(x).encode()), dtype=torch.uint8)
+    def as_bytes(x): return torch.frombuffer(bytearray(json.dumps(x).encode()), dtype=torch.uint8)
     kind, keys, *rest = np.random.get_state()
-    cards = {f'cuda/{i}': s for i, s in enumerate(torch.cuda.get_rng_state_all())} if torch.cuda.is_available() else {}
-    return {'torch': torch.get_rng_state(), 'numpy': as_bytes([kind, keys.tolist(), *rest]), 'python': as_bytes(random.getstate())} | cards
+    cards = (
+        {f'cuda/{i}': s for i, s in enumerate(torch.cuda.get_rng_state_all())}
+        if torch.cuda.is_available()
+        else {}
+    )
+    return {
+        'torch': torch.get_rng_state(),
+        'numpy': as_bytes([kind, keys.tolist(), *rest]),
+        'python': as_bytes(random.getstate()),
+    } | cards
 
 # %% ../../nbs/74_checkpoint.ipynb #f3731399
 def set_rng_states(
     states:dict, # from `get_rng_states`; a card that is not there is passed over
 ):
     "Go on drawing where the states were taken"
-    read = lambda k: json.loads(states[k].numpy().tobytes())
+    def read(k): return json.loads(states[k].numpy().tobytes())
     torch.set_rng_state(states['torch'])
-    kind, keys, *rest = read('numpy'); np.random.set_state((kind, np.array(keys, np.uint32), *rest))
-    version, inner, gauss = read('python'); random.setstate((version, tuple(inner), gauss))
+    kind, keys, *rest = read('numpy')
+    np.random.set_state((kind, np.array(keys, np.uint32), *rest))
+    version, inner, gauss = read('python')
+    random.setstate((version, tuple(inner), gauss))
     for i in range(torch.cuda.device_count()):
         if f'cuda/{i}' in states: torch.cuda.set_rng_state(states[f'cuda/{i}'], i)
 
@@ -89,7 +116,8 @@ def _write_tensors(
 ):
     "A safetensors file, complete and flushed to the disk; the same tensors and text give the same bytes"
     save_file = require('safetensors.torch', 'save a run').save_file
-    text = {METADATA_KEY: json.dumps(metadata, sort_keys=True)} if metadata else None    # of several entries the library would choose the order
+    # of several entries the library would choose the order
+    text = {METADATA_KEY: json.dumps(metadata, sort_keys=True)} if metadata else None
     save_file({k: v.cpu().contiguous() for k, v in tensors.items()}, path, metadata=text)
     with open(path, 'rb+') as f: os.fsync(f.fileno())
 
@@ -128,7 +156,8 @@ class _Metadata:
     tokenizer:str|None = None              # fingerprint
     data_state:_DataState|None = None
     val_losses:list[float|None]|None = None    # of the validations so far; None: not finite
-    average:tuple[PositiveInt, PositiveInt]|None = None # the first step that counts, steps between those that do
+    # the first step that counts, steps between those that do
+    average:tuple[PositiveInt, PositiveInt]|None = None
     scaler:_GradScalerState|None = None
 
 @dataclasses.dataclass
@@ -142,12 +171,16 @@ class _Manifest:
 # %% ../../nbs/74_checkpoint.ipynb #23a6e956
 def _encode_manifest(step, metadata, files):
     "The text of `checkpoint.json`; what cannot be read back is not written"
-    if 'val_losses' in metadata: metadata = metadata | dict(val_losses=[x if math.isfinite(x) else None for x in metadata['val_losses']])
+    if 'val_losses' in metadata:
+        metadata = metadata | dict(
+            val_losses=[x if math.isfinite(x) else None for x in metadata['val_losses']]
+        )
     text = sealed_json(dict(format=FORMAT_VERSION, step=step, metadata=metadata, files=files), indent=1)
     decode_sealed(text, _Manifest)
     return text
 
-RENAMED_KEYS = dict(place='data_state', said='metadata', losses='val_losses')   # in checkpoints of formats 1 and 2
+# in checkpoints of formats 1 and 2
+RENAMED_KEYS = dict(place='data_state', said='metadata', losses='val_losses')
 
 
 def _renamed(record):
@@ -227,7 +260,8 @@ def _remedy(e):
     message, number = str(e).lower(), getattr(e, 'errno', None)
     full = any(words in message for words in ('no space', 'quota', 'file too large'))
     if full or number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG): return 'make room on the disk'
-    if isinstance(e, MemoryError) or 'memory' in message or 'allocate' in message: return 'close other programs, memory is short'
+    if isinstance(e, MemoryError) or 'memory' in message or 'allocate' in message:
+        return 'close other programs, memory is short'
     return 'check that the folder is there and may be written to'
 
 def _refuse_foreign_files(folder):
@@ -241,7 +275,8 @@ def write_checkpoint(
     metadata:dict,    # what to keep beside: data, tokenizer, data_state, val_losses, average, scaler
 )->Path: # the checkpoint
     "Write a checkpoint that is there whole or not at all; raises `UserError` where the disk refuses, and leaves the others as they are"
-    final = _checkpoints_folder(run)/f'{step:08d}'; new = final.with_name(f'.{final.name}.new')
+    final = _checkpoints_folder(run)/f'{step:08d}'
+    new = final.with_name(f'.{final.name}.new')
     if os.path.lexists(final):                                        # the same state, unless it is damaged
         with contextlib.suppress(UserError): return verify_checkpoint(final).folder
     try:
@@ -249,12 +284,15 @@ def write_checkpoint(
         make_folder(new)
         for name, tensors in tensors_by_file.items(): _write_tensors(new/name, tensors)
         files = {name: _checksum(new/name) for name in tensors_by_file}
-        atomic_write(new/MANIFEST, _encode_manifest(step, metadata, files))             # flushes the folder, too
+        # flushes the folder, too
+        atomic_write(new/MANIFEST, _encode_manifest(step, metadata, files))
         sync_metrics(run)
-        _remove_checkpoint(final)                                                    # of an earlier life, and found damaged
+        # of an earlier life, and found damaged
+        _remove_checkpoint(final)
         if os.path.lexists(final): _refuse_foreign_files(final)
         replace_file(new, final)
-        with contextlib.suppress(OSError): atomic_write(_checkpoints_folder(run)/'latest', final.name + '\n')   # nothing here depends on it
+        # nothing here depends on it
+        with contextlib.suppress(OSError): atomic_write(_checkpoints_folder(run)/'latest', final.name + '\n')
     except Exception as e:
         remove_own_folder(new)
         if isinstance(e, UserError): raise
@@ -278,7 +316,9 @@ def checkpoint_tensors(
     extra:dict={}, # name: tensor, kept with the state, e.g. an average of the weights
 )->dict: # file name: {name: tensor}, as they are now, nothing copied
     "What a checkpoint is made of"
-    beside = {f'{EXTRA_PREFIX}/{k}': t for k, t in extra.items()} | {f'{RNG_PREFIX}/{k}': t for k, t in get_rng_states().items()}
+    beside = {f'{EXTRA_PREFIX}/{k}': t for k, t in extra.items()} | {
+        f'{RNG_PREFIX}/{k}': t for k, t in get_rng_states().items()
+    }
     return {MODEL_FILE: model_tensors(model), STATE_FILE: optimizer_tensors(model, optimizer) | beside}
 
 # %% ../../nbs/74_checkpoint.ipynb #e0f6ffd4
@@ -315,11 +355,17 @@ def verify_checkpoint(
     why = f'{folder} is no whole checkpoint'
     if not _is_folder(folder): raise UserError(f'{why}: it is no folder.')
     try: manifest = _read_manifest(folder/MANIFEST)
-    except (OSError, ValueError, RecursionError): raise UserError(f'{why}: its {MANIFEST} is missing or damaged.') from None
+    except (OSError, ValueError, RecursionError):
+        raise UserError(f'{why}: its {MANIFEST} is missing or damaged.') from None
     if manifest.format not in (1, 2, FORMAT_VERSION):
-        raise UserError(f'{folder} is of format {manifest.format}, and this version reads {FORMAT_VERSION}: use the version that wrote it.')
-    if folder.name != f'{manifest.step:08d}': raise UserError(f'{why}: its {MANIFEST} is that of step {manifest.step}.')
-    if manifest.files.keys() != {MODEL_FILE, STATE_FILE}: raise UserError(f'{why}: its {MANIFEST} names other files.')
+        raise UserError(
+            f'{folder} is of format {manifest.format}, and this version reads {FORMAT_VERSION}: '
+            'use the version that wrote it.'
+        )
+    if folder.name != f'{manifest.step:08d}':
+        raise UserError(f'{why}: its {MANIFEST} is that of step {manifest.step}.')
+    if manifest.files.keys() != {MODEL_FILE, STATE_FILE}:
+        raise UserError(f'{why}: its {MANIFEST} names other files.')
     for name, written in manifest.files.items(): _check_file(folder/name, written)
     _check_tensor_names(folder)
     return Checkpoint(folder, manifest.step, _metadata_dict(manifest.metadata))
@@ -348,11 +394,19 @@ def _tensor_layout(path):
 def _check_tensor_names(folder):
     "`UserError` unless the state names parameters of the model, and holds the random states"
     names, st = _tensor_layout(folder/MODEL_FILE), require('safetensors', 'read a run')
-    with st.safe_open(folder/STATE_FILE, 'pt') if _tensor_layout(folder/STATE_FILE) else contextlib.nullcontext() as f:
+    with (
+        st.safe_open(folder / STATE_FILE, 'pt')
+        if _tensor_layout(folder / STATE_FILE)
+        else contextlib.nullcontext() as f
+    ):
         keys, own = list(f.keys()) if f else [], f'{RNG_PREFIX}/'
         try: _check_rng_states({k.removeprefix(own): f.get_tensor(k) for k in keys if k.startswith(own)})
         except UserError as e: raise UserError(f'{folder/STATE_FILE} is damaged: {e}.') from None
-    foreign = [k for k in keys if k.split('/')[0] not in (EXTRA_PREFIX, RNG_PREFIX) and k.rpartition('/')[0] not in names]
+    foreign = [
+        k
+        for k in keys
+        if k.split('/')[0] not in (EXTRA_PREFIX, RNG_PREFIX) and k.rpartition('/')[0] not in names
+    ]
     if foreign or not names:
         raise UserError(f'{folder/STATE_FILE} is damaged: it belongs to another model ({foreign[:1]}).')
 
@@ -377,9 +431,14 @@ def latest_checkpoint(
         except UserError as e:
             problems.append(str(e))
             continue
-        for damage in problems: warnings.warn(f'{damage} Step {point.step} is the newest that is whole.', stacklevel=2)
+        for damage in problems:
+            warnings.warn(f'{damage} Step {point.step} is the newest that is whole.', stacklevel=2)
         return point
-    if found: raise UserError(f'No checkpoint of {run} is whole ({problems[0][:-1]}): restore one from a copy, or start a new run in another folder.')
+    if found:
+        raise UserError(
+            f'No checkpoint of {run} is whole ({problems[0][:-1]}): restore one from a copy, '
+            'or start a new run in another folder.'
+        )
 
 # %% ../../nbs/74_checkpoint.ipynb #942cb79f
 def saved_step(
@@ -402,7 +461,9 @@ def safetensors_metadata(
         return decode_json(found[METADATA_KEY], dict[str, str]) if METADATA_KEY in found else found
     except UserError: raise                                              # msgspec is missing
     except (st.SafetensorError, OSError, ValueError):
-        raise UserError(f'{path} is damaged: restore it from a copy, or start a new run in another folder.') from None
+        raise UserError(
+            f'{path} is damaged: restore it from a copy, or start a new run in another folder.'
+        ) from None
 
 # %% ../../nbs/74_checkpoint.ipynb #d960b7c8
 def _load(
@@ -411,15 +472,31 @@ def _load(
 )->dict:
     "The tensors of a file, which must be the wanted ones"
     st = require('safetensors.torch', 'read a run')
-    safetensors_metadata(path)                                                     # says so if the file is damaged
+    # says so if the file is damaged
+    safetensors_metadata(path)
     have = st.load_file(path)
     missing, extra = sorted(wanted.keys() - have.keys()), sorted(have.keys() - wanted.keys())
-    if missing or extra: raise UserError(f'{path} belongs to another model (missing {missing[:2]}, unknown {extra[:2]}): use its own config.json.')
+    if missing or extra:
+        raise UserError(
+            f'{path} belongs to another model (missing {missing[:2]}, unknown {extra[:2]}): '
+            'use its own config.json.'
+        )
     for n, t in have.items():
-        if t.is_floating_point() != wanted[n].is_floating_point(): raise UserError(f'{path} holds {n} in {t.dtype}, not in {wanted[n].dtype}: it is damaged or another model\'s; restore it from a copy.')
+        if t.is_floating_point() != wanted[n].is_floating_point():
+            raise UserError(
+                f'{path} holds {n} in {t.dtype}, not in {wanted[n].dtype}: '
+                'it is damaged or another model\'s; restore it from a copy.'
+            )
         if t.shape == wanted[n].shape: continue
-        what = 'vocabulary' if n in ('embedding.weight', 'head.weight') and t.shape[1:] == wanted[n].shape[1:] else n
-        raise UserError(f'{path} has a {what} of {tuple(t.shape)}, its config.json asks for {tuple(wanted[n].shape)}: use the config.json it was saved with.')
+        what = (
+            'vocabulary'
+            if n in ('embedding.weight', 'head.weight') and t.shape[1:] == wanted[n].shape[1:]
+            else n
+        )
+        raise UserError(
+            f'{path} has a {what} of {tuple(t.shape)}, its config.json asks for {tuple(wanted[n].shape)}: '
+            'use the config.json it was saved with.'
+        )
     return have
 
 # %% ../../nbs/74_checkpoint.ipynb #8c80b52d
@@ -428,7 +505,8 @@ def model_folder(
 )->Path: # where its `model.safetensors` is
     "The weights to use: the folder's own, or those of its newest whole checkpoint"
     if (Path(run)/MODEL_FILE).exists(): return Path(run)
-    if (c := latest_checkpoint(run)) is None: raise UserError(f'There is no trained model in {run}: train one with `elleci_train --out {run}`.')
+    if (c := latest_checkpoint(run)) is None:
+        raise UserError(f'There is no trained model in {run}: train one with `elleci_train --out {run}`.')
     return c.folder
 
 # %% ../../nbs/74_checkpoint.ipynb #0659f62b
@@ -450,15 +528,19 @@ def load_checkpoint(
 )->dict: # name: tensor, what was kept beside
     "Weights, optimizer state and random states of the same step"
     load_weights(folder, model)
-    path, own, beside = Path(folder)/STATE_FILE, dict(model.named_parameters()), {EXTRA_PREFIX: {}, RNG_PREFIX: {}}
-    _tensor_layout(path)                                                         # says so if the file is damaged
+    path = Path(folder)/STATE_FILE
+    own = dict(model.named_parameters())
+    beside = {EXTRA_PREFIX: {}, RNG_PREFIX: {}}
+    # says so if the file is damaged
+    _tensor_layout(path)
     for key, t in require('safetensors.torch', 'read a run').load_file(path).items():
         kind, _, name = key.partition('/')
         if kind in beside:
             beside[kind][name] = t
             continue
         n, _, k = key.rpartition('/')
-        if n not in own: raise UserError(f'{path} belongs to another model ({n} is unknown): use its own config.json.')
+        if n not in own:
+            raise UserError(f'{path} belongs to another model ({n} is unknown): use its own config.json.')
         optimizer.state[own[n]][k] = t.to(own[n].device) if t.ndim else t
     _check_rng_states(beside[RNG_PREFIX])
     set_rng_states(beside[RNG_PREFIX])
@@ -469,7 +551,11 @@ def _expected_tensors(model, optimizer):
     "Name: meta tensor, of weights, optimizer state and average, as a step would leave them; the model is a meta one"
     for p in model.parameters(): p.grad = torch.zeros_like(p)
     optimizer.step()
-    sums = {f'{EXTRA_PREFIX}/{unit}/{i}': p for unit, params in params_by_unit(model).items() for i, p in enumerate(params)}
+    sums = {
+        f'{EXTRA_PREFIX}/{unit}/{i}': p
+        for unit, params in params_by_unit(model).items()
+        for i, p in enumerate(params)
+    }
     return model_tensors(model), optimizer_tensors(model, optimizer), sums
 
 
@@ -501,7 +587,9 @@ def compatibility_check(
         if _tensor_layout(weights_at).keys() != own.keys():
             raise UserError(f'{weights_at} belongs to another model: use its own config.json.')
         if stated not in (set(), set(state)):
-            raise UserError(f'{state_at} is damaged: it lacks, or holds too much of, the state of {train.optimizer}.')
+            raise UserError(
+                f'{state_at} is damaged: it lacks, or holds too much of, the state of {train.optimizer}.'
+            )
         if kept not in (set(), set(sums)) or kept and 'average' not in point.metadata:
             raise UserError(f'{state_at} is damaged: its average is not that of this model.')
         if train.precision == 'fp16' and 'scaler' not in point.metadata:
@@ -520,27 +608,47 @@ class CheckpointSaver:
         keep_every:int=0, # steps between those that are kept for good; 0: none
         on_error=None,   # called with the `UserError` of a save that failed; None: it is raised, at the next save or at the end
     ):
-        self.run, self.save_total_limit, self.keep_every, self.on_error, self.thread, self.error, self.last_saved_step = Path(run), save_total_limit, keep_every, on_error, None, None, None
+        self.run = Path(run)
+        self.save_total_limit = save_total_limit
+        self.keep_every = keep_every
+        self.on_error = on_error
+        self.thread = None
+        self.error = None
+        self.last_saved_step = None
         left = _checkpoints_folder(run).iterdir() if _checkpoints_folder(run).exists() else ()
         for p in list(left):
-            if re.fullmatch(rf'\.{STEP_NAME}\.(new|old)', p.name): remove_own_folder(p)       # what a kill has left
+            # what a kill has left
+            if re.fullmatch(rf'\.{STEP_NAME}\.(new|old)', p.name): remove_own_folder(p)
 
     def save(self, step, model, optimizer, extra={}, **metadata):
         "Save, now or behind; `last_saved_step` is the last step that is on the disk"
         self.wait()
-        tensors_by_file, metadata = checkpoint_tensors(model, optimizer, extra), json.loads(json.dumps(metadata))               # a copy of that too: lists go on growing
-        free, size = memory_free(torch.device('cpu')), sum(t.nbytes for p in tensors_by_file.values() for t in p.values())
-        if free is None or free < 2*size: self._write(step, tensors_by_file, metadata); return self.wait()
-        tensors_by_file = {name: {k: t.to('cpu', copy=True) for k, t in p.items()} for name, p in tensors_by_file.items()}
-        self.thread = threading.Thread(target=self._write, args=(step, tensors_by_file, metadata)); self.thread.start()
+        # a copy of that too: lists go on growing
+        tensors_by_file = checkpoint_tensors(model, optimizer, extra)
+        metadata = json.loads(json.dumps(metadata))
+        free = memory_free(torch.device('cpu'))
+        size = sum(t.nbytes for p in tensors_by_file.values() for t in p.values())
+        if free is None or free < 2*size:
+            self._write(step, tensors_by_file, metadata)
+            return self.wait()
+        tensors_by_file = {
+            name: {k: t.to('cpu', copy=True) for k, t in p.items()} for name, p in tensors_by_file.items()
+        }
+        self.thread = threading.Thread(target=self._write, args=(step, tensors_by_file, metadata))
+        self.thread.start()
 
     def _write(self, step, tensors_by_file, metadata):
         try: write_checkpoint(self.run, step, tensors_by_file, metadata)
-        except UserError as e: self.error = e; return
+        except UserError as e:
+            self.error = e
+            return
         self.last_saved_step, found = step, {int(p.name): p for p in checkpoints(self.run) if _is_folder(p)}
         kept = [n for n in found if n <= step][:self.save_total_limit]
         for n, old in found.items():
-            if n > step or n not in kept and (not self.keep_every or n % self.keep_every): _remove_checkpoint(old)   # what lies above was damaged: it was not gone on from
+            if (
+                n > step or n not in kept and (not self.keep_every or n % self.keep_every)
+            ):  # what lies above was damaged: it was not gone on from
+                _remove_checkpoint(old)
 
     def __enter__(self): return self
     def __exit__(self, kind, *error): # an error on the way out must not be hidden by one of the disk
@@ -564,4 +672,10 @@ def all_finite(
     model:nn.Module,
 )->bool:
     "Whether every weight is a number; one reduction for each tensor, one look"
-    return bool(torch.isfinite(torch.stack([torch.linalg.vector_norm(p.detach(), math.inf).float().cpu() for p in model.parameters()])).all())
+    return bool(
+        torch.isfinite(
+            torch.stack(
+                [torch.linalg.vector_norm(p.detach(), math.inf).float().cpu() for p in model.parameters()]
+            )
+        ).all()
+    )

@@ -12,7 +12,18 @@ import contextlib, dataclasses, functools, gc, json, os, signal, stat, threading
 from pathlib import Path
 from typing import Annotated
 import torch
-from ..core import Range, Seed, Fraction, UserError, is_out_of_memory, atomic_write, fmt_bytes, fmt_count, memory_free, memory_in_use
+from elleci.core import (
+    Range,
+    Seed,
+    Fraction,
+    UserError,
+    is_out_of_memory,
+    atomic_write,
+    fmt_bytes,
+    fmt_count,
+    memory_free,
+    memory_in_use,
+)
 from ..core import pick_device, read_number, require, run_command, safe_output, seed_everything
 from ..engine.offload import HostMemory, allow_malloc_tuning, tune_malloc
 from ..memory.ledger import parameter_counts
@@ -21,15 +32,53 @@ from ..config import EMBEDDED, Config, TrainConfig, config_to_json, preset as pr
 from ..model import IGNORE_INDEX
 from ..optim.optimizers import make_optimizer
 from ..engine.layer_major import make_engine, make_model, params_by_unit
-from ..optim.schedules import WeightAverage, lerac_factor, lr_factor, plateau_factor, lr_range_test, suggest_lr
-from ..planning.account import Account, account, alternatives, can_measure, predicted_vs_measured, process_summary, train_overrides
+from elleci.optim.schedules import (
+    WeightAverage,
+    lerac_factor,
+    lr_factor,
+    plateau_factor,
+    lr_range_test,
+    suggest_lr,
+)
+from elleci.planning.account import (
+    Account,
+    account,
+    alternatives,
+    can_measure,
+    predicted_vs_measured,
+    process_summary,
+    train_overrides,
+)
 from .watchdog import HealthMonitor
-from .telemetry import RUN_FOLDERS, MetricsLogger, Meter, TernaryStats, take_command, lock_run_dir, measured_memory, read_metrics, sync_metrics, trackers, write_memory
+from elleci.training.telemetry import (
+    RUN_FOLDERS,
+    MetricsLogger,
+    Meter,
+    TernaryStats,
+    take_command,
+    lock_run_dir,
+    measured_memory,
+    read_metrics,
+    sync_metrics,
+    trackers,
+    write_memory,
+)
 from ..data.tokenizer import load_tokenizer, save_tokenizer
 from ..data.shards import tokenizer_fingerprint
 from ..data.sources import data_settings, train_tokenizer_on, parse_spec
 from ..data.loader import Mixture, check_same_data, make_loader, open_data
-from .checkpoint import MODEL_FILE, Checkpoint, CheckpointSaver, all_finite, checkpoints, compatibility_check, is_usable_run_dir, load_checkpoint, latest_checkpoint, save_weights
+from elleci.training.checkpoint import (
+    MODEL_FILE,
+    Checkpoint,
+    CheckpointSaver,
+    all_finite,
+    checkpoints,
+    compatibility_check,
+    is_usable_run_dir,
+    load_checkpoint,
+    latest_checkpoint,
+    save_weights,
+)
 from .checkpoint import safetensors_metadata
 from ..inference.generate import generate, load_run
 
@@ -49,8 +98,11 @@ def validate(
             total += float(engine.evaluate(*(t.to(engine.device) for t in (tokens, labels, seq_idx))))
             count += int((labels != IGNORE_INDEX).sum())
         sums[source] = total, count
-    mean = lambda pairs: sum(t for t, _ in pairs)/max(sum(c for _, c in pairs), 1)
-    return {'val_loss': mean(sums.values()), **{f'val_loss_{s}': mean([p]) for s, p in sums.items() if len(sums) > 1}}
+    def mean(pairs): return sum(t for t, _ in pairs)/max(sum(c for _, c in pairs), 1)
+    return {
+        'val_loss': mean(sums.values()),
+        **{f'val_loss_{s}': mean([p]) for s, p in sums.items() if len(sums) > 1},
+    }
 
 # %% ../../nbs/76_train.ipynb #ec12cd34
 @contextlib.contextmanager
@@ -61,8 +113,10 @@ def stop_on_signal():
         if received and number == signal.SIGINT: raise KeyboardInterrupt
         received.append(number)
     main = threading.current_thread() is threading.main_thread()
-    known = [getattr(signal, name) for name in ('SIGINT', 'SIGTERM', 'SIGHUP') if hasattr(signal, name)]     # the last: its terminal was closed
-    known = [s for s in known if s.name != 'SIGHUP' or signal.getsignal(s) != signal.SIG_IGN]                 # under `nohup` it goes on
+    # the last: its terminal was closed
+    known = [getattr(signal, name) for name in ('SIGINT', 'SIGTERM', 'SIGHUP') if hasattr(signal, name)]
+    # under `nohup` it goes on
+    known = [s for s in known if s.name != 'SIGHUP' or signal.getsignal(s) != signal.SIG_IGN]
     old = {s: signal.signal(s, on_signal) for s in known} if main else {}
     try: yield lambda: bool(received)
     finally:
@@ -76,18 +130,33 @@ class CommandPoller:
         stop_requested,       # as `stop_on_signal` gives it
         log,           # called with the fields of an event
         check_lock=lambda: None, # as `lock_run_dir` gives it: raises where the folder is no longer the run's
-    ): self.run, self.stop_requested, self.log, self.check_lock, self.paused = run, stop_requested, log, check_lock, False
+    ):
+        self.run = run
+        self.stop_requested = stop_requested
+        self.log = log
+        self.check_lock = check_lock
+        self.paused = False
 
     def __call__(self, step)->set: # of 'pause', 'save', 'stop'
         if self.paused: time.sleep(.1)                                      # it will be asked again
         self.check_lock()
         command = 'stop' if self.stop_requested() else take_command(self.run)
         if command in ('pause', 'unpause') and self.paused != (command == 'pause'):
-            self.paused = not self.paused; self.log(step=step, notice_kind='control', notice='paused, as asked' if self.paused else 'goes on, as asked')
-        return {'save', 'stop'} if command == 'stop' else {w for w, on in (('save', command == 'save'), ('pause', self.paused)) if on}
+            self.paused = not self.paused
+            self.log(
+                step=step,
+                notice_kind='control',
+                notice='paused, as asked' if self.paused else 'goes on, as asked',
+            )
+        return (
+            {'save', 'stop'}
+            if command == 'stop'
+            else {w for w, on in (('save', command == 'save'), ('pause', self.paused)) if on}
+        )
 
 # %% ../../nbs/76_train.ipynb #01d32b51
-MAX_CONSECUTIVE_FAILURES = 3 # bad steps in a row after which a run goes back, and times in a row after which it ends
+# bad steps in a row after which a run goes back, and times in a row after which it ends
+MAX_CONSECUTIVE_FAILURES = 3
 
 # %% ../../nbs/76_train.ipynb #1dd2fb55
 class Rollback(Exception):
@@ -97,7 +166,11 @@ class Rollback(Exception):
         skip_steps=(),    # steps whose batches are not to be trained on
         microbatch_splits:int=1, # in which each micro-batch is taken
         last_step:int=0,   # the last step that was made
-    ): super().__init__(reason); self.skip_steps, self.microbatch_splits, self.last_step = set(skip_steps), microbatch_splits, last_step
+    ):
+        super().__init__(reason)
+        self.skip_steps = set(skip_steps)
+        self.microbatch_splits = microbatch_splits
+        self.last_step = last_step
 
 # %% ../../nbs/76_train.ipynb #780a3eee
 class FaultTolerantStep:
@@ -108,42 +181,99 @@ class FaultTolerantStep:
         log,            # called with the fields of an event
         rollback=Rollback(),  # what is known from before: steps to pass, pieces to take
         on_bad_batch=lambda i, micro: None, # called with a bad step and its batch
-    ): self.engine, self.train, self.log, self.skip_steps, self.microbatch_splits, self.on_bad_batch, self.bad_steps, self.last_step, self.loss_scale = engine, train, log, rollback.skip_steps, rollback.microbatch_splits, on_bad_batch, [], engine.global_step, 0.
+    ):
+        self.engine = engine
+        self.train = train
+        self.log = log
+        self.skip_steps = rollback.skip_steps
+        self.microbatch_splits = rollback.microbatch_splits
+        self.on_bad_batch = on_bad_batch
+        self.bad_steps = []
+        self.last_step = engine.global_step
+        self.loss_scale = 0.
 
     def step(self, step, micro_batches)->dict: # as the engine's step gives; empty where the step was passed over
-        if step in self.skip_steps: return self._skip(step, 'This batch is passed, as its gradient was not finite before.')
+        if step in self.skip_steps:
+            return self._skip(step, 'This batch is passed, as its gradient was not finite before.')
         try: out = self._step_with_oom_backoff(step, micro_batches)
-        except FloatingPointError as e: return self._handle_nonfinite(step, micro_batches, str(e).split(': ')[0])
+        except FloatingPointError as e:
+            return self._handle_nonfinite(step, micro_batches, str(e).split(': ')[0])
         self.bad_steps, self.last_step = [], step
         return out | (dict(loss_scale=self.loss_scale) if self.loss_scale else {})
 
-    def _skip(self, step, reason): self.engine.skip(); self.log(step=step, notice_kind='skip', notice=reason); return {}
+    def _skip(self, step, reason):
+        self.engine.skip()
+        self.log(step=step, notice_kind='skip', notice=reason)
+        return {}
 
     def _handle_nonfinite(self, step, micro_batches, reason):
         self.check_finite()
-        if 1 <= (scale := self._current_loss_scale()) < self.loss_scale: return self._skip(step, f'fp16 has overflowed: the step is skipped, and the loss scale is now {scale:g}.')
-        self.on_bad_batch(step, micro_batches); self.bad_steps.append(step)
-        if self.engine.partial_step: raise Rollback(f'{reason}, and layers above had been updated', self.bad_steps, self.microbatch_splits, self.last_step)
-        if len(self.bad_steps) == MAX_CONSECUTIVE_FAILURES: raise Rollback(f'{reason}, for the {MAX_CONSECUTIVE_FAILURES}rd time in a row', self.bad_steps, self.microbatch_splits, self.last_step)
+        if 1 <= (scale := self._current_loss_scale()) < self.loss_scale:
+            return self._skip(
+                step, f'fp16 has overflowed: the step is skipped, and the loss scale is now {scale:g}.'
+            )
+        self.on_bad_batch(step, micro_batches)
+        self.bad_steps.append(step)
+        if self.engine.partial_step:
+            raise Rollback(
+                f'{reason}, and layers above had been updated',
+                self.bad_steps,
+                self.microbatch_splits,
+                self.last_step,
+            )
+        if len(self.bad_steps) == MAX_CONSECUTIVE_FAILURES:
+            raise Rollback(
+                f'{reason}, for the {MAX_CONSECUTIVE_FAILURES}rd time in a row',
+                self.bad_steps,
+                self.microbatch_splits,
+                self.last_step,
+            )
         return self._skip(step, f'{reason}: the step is skipped, and its batch kept.')
 
     def check_finite(self):
         "Raise `Rollback` if a weight is not finite; the last step that was made is to blame"
-        if not all_finite(self.engine.model): raise Rollback(f'Step {self.last_step} has left a weight that is not finite', [self.last_step], self.microbatch_splits, self.last_step - 1)
+        if not all_finite(self.engine.model):
+            raise Rollback(
+                f'Step {self.last_step} has left a weight that is not finite',
+                [self.last_step],
+                self.microbatch_splits,
+                self.last_step - 1,
+            )
 
-    def _current_loss_scale(self): scaler = getattr(self.engine, 'scaler', None); return scaler.get_scale() if scaler else 0.
+    def _current_loss_scale(self):
+        scaler = getattr(self.engine, 'scaler', None)
+        return scaler.get_scale() if scaler else 0.
 
     def _step_with_oom_backoff(self, step, micro_batches):
         while True:
             self.loss_scale, done = self._current_loss_scale(), self.engine.global_step
-            micro_batch_parts = [p for m in micro_batches for p in zip(*(t.tensor_split(min(self.microbatch_splits, len(t))) for t in m))]
-            try: return self.engine.step([[t.to(self.engine.device, non_blocking=True) for t in m] for m in micro_batch_parts])
+            micro_batch_parts = [
+                p
+                for m in micro_batches
+                for p in zip(*(t.tensor_split(min(self.microbatch_splits, len(t))) for t in m))
+            ]
+            try:
+                return self.engine.step(
+                    [[t.to(self.engine.device, non_blocking=True) for t in m] for m in micro_batch_parts]
+                )
             except (RuntimeError, MemoryError) as e:
-                if not (self.train.oom_backoff and is_out_of_memory(e)) or self.microbatch_splits >= len(micro_batches[0][0]) or self.engine.global_step > done: raise
+                if (
+                    not (self.train.oom_backoff and is_out_of_memory(e))
+                    or self.microbatch_splits >= len(micro_batches[0][0])
+                    or self.engine.global_step > done
+                ):
+                    raise
                 free_traceback(e)
             self.microbatch_splits *= 2
-            self.log(step=step, notice_kind='memory', notice=f'Memory ran out: each micro-batch is taken in {self.microbatch_splits} pieces from now on.')
-            if self.engine.partial_step: raise Rollback('Memory ran out in the middle of an update', (), self.microbatch_splits, self.last_step)
+            self.log(
+                step=step,
+                notice_kind='memory',
+                notice=f'Memory ran out: each micro-batch is taken in {self.microbatch_splits} pieces from now on.',
+            )
+            if self.engine.partial_step:
+                raise Rollback(
+                    'Memory ran out in the middle of an update', (), self.microbatch_splits, self.last_step
+                )
 
 # %% ../../nbs/76_train.ipynb #26119026
 def save_bad_batch(
@@ -153,16 +283,30 @@ def save_bad_batch(
 ):
     "Write the batch of a bad step to `batches/`; a disk that is full does not hinder the run"
     folder = Path(run)/'batches'
-    named = {f'{n}/{what}': t.contiguous() for n, m in enumerate(micro_batches) for what, t in zip(('tokens', 'labels', 'seq_idx'), m)}
+    named = {
+        f'{n}/{what}': t.contiguous()
+        for n, m in enumerate(micro_batches)
+        for what, t in zip(('tokens', 'labels', 'seq_idx'), m)
+    }
     with contextlib.suppress(OSError, require('safetensors', 'keep a batch').SafetensorError):
-        folder.mkdir(exist_ok=True); require('safetensors.torch', 'keep a batch').save_file(named, folder/f'{step:08d}.safetensors')
+        folder.mkdir(exist_ok=True)
+        require('safetensors.torch', 'keep a batch').save_file(named, folder/f'{step:08d}.safetensors')
 
 # %% ../../nbs/76_train.ipynb #9df034ce
 def _set_learning_rates(train, step, losses, groups):
     "Set the learning rate of step `step`, layer by layer if asked for, and say it: the base rate, and those of the layers while they differ"
-    lr = train.lr*lr_factor(train, step)*(plateau_factor(losses, train.plateau_patience) if train.plateau_patience else 1.)
+    lr = (
+        train.lr
+        * lr_factor(train, step)
+        * (plateau_factor(losses, train.plateau_patience) if train.plateau_patience else 1.0)
+    )
     last = max(g['layer'] for g in groups)
-    for g in groups: g['lr'] = lr*(lerac_factor(g['layer'], last + 1, step, round(train.lerac_ratio*train.steps)) if train.lerac_ratio else 1.)
+    for g in groups:
+        g['lr'] = lr * (
+            lerac_factor(g['layer'], last + 1, step, round(train.lerac_ratio * train.steps))
+            if train.lerac_ratio
+            else 1.0
+        )
     layers = [lr for _, lr in sorted({g['layer']: g['lr'] for g in groups}.items())]
     return dict(lr=lr) | (dict(lrs=layers) if len(set(layers)) > 1 else {})
 
@@ -184,26 +328,56 @@ def fit(
     sample_text=lambda: {}, # more to write down at each validation
 )->int: # the last step done
     "The training loop: steps engine.global_step + 1 … train.steps"
-    batches, val_losses, clock, health = iter(batches), [] if val_losses is None else val_losses, time.perf_counter, TernaryStats(engine.model)
-    meter, health_monitor, stepper = meter or Meter(None, train, engine.device), health_monitor or HealthMonitor(engine.device), stepper or FaultTolerantStep(engine, train, log)
-    def check(i): seen = validate(engine, val_sources, max(1, train.batch_size//stepper.microbatch_splits), train.val_rows); val_losses.append(seen['val_loss']); log(step=i, **seen, **health(), **sample_text())
-    i = saved = engine.global_step; data_state = None
+    batches = iter(batches)
+    val_losses = [] if val_losses is None else val_losses
+    clock = time.perf_counter
+    health = TernaryStats(engine.model)
+    meter = meter or Meter(None, train, engine.device)
+    health_monitor = health_monitor or HealthMonitor(engine.device)
+    stepper = stepper or FaultTolerantStep(engine, train, log)
+    def check(i):
+        seen = validate(
+            engine, val_sources, max(1, train.batch_size // stepper.microbatch_splits), train.val_rows
+        )
+        val_losses.append(seen['val_loss'])
+        log(step=i, **seen, **health(), **sample_text())
+    i = saved = engine.global_step
+    data_state = None
     if i == 0: check(0)
     for i in progress(range(engine.global_step + 1, train.steps + 1)):
         began = clock()
         try: micro_batches, notices, coming = next(batches)
-        except UserError: saved < i - 1 and (stepper.check_finite(), save(i - 1, data_state)); raise      # the data ends here, and not the steps that were made
-        data_state, data_wait_seconds, rates = coming, clock() - began, _set_learning_rates(train, i, val_losses, engine.optimizer.param_groups)
+        except UserError:  # the data ends here, and not the steps that were made
+            saved < i - 1 and (stepper.check_finite(), save(i - 1, data_state))
+            raise
+        data_state = coming
+        data_wait_seconds = clock() - began
+        rates = _set_learning_rates(train, i, val_losses, engine.optimizer.param_groups)
         if weight_average: engine.on_update = weight_average.update_hook(i)
         if out := stepper.step(i, micro_batches):
-            seconds = clock() - began; seen = meter(i, seconds)
+            seconds = clock() - began
+            seen = meter(i, seconds)
             log(step=i, **out, **rates, seconds=seconds, data_wait_seconds=data_wait_seconds, **seen)
-            for kind, text in health_monitor(out['loss'], seconds, data_wait_seconds, meter.memory_level(), seen['memory_bytes'], (time.time(), clock())): log(step=i, notice_kind=kind, notice=text)
+            for kind, text in health_monitor(
+                out['loss'],
+                seconds,
+                data_wait_seconds,
+                meter.memory_level(),
+                seen['memory_bytes'],
+                (time.time(), clock()),
+            ):
+                log(step=i, notice_kind=kind, notice=text)
         for line in notices: log(step=i, notice=line)
         if i % train.val_every == 0 or i == train.steps: check(i)
-        due = i % train.save_every == 0 or i in (train.steps, max(stepper.skip_steps, default=0))   # the last: so that it need not be gone past again
-        while commands := poll_commands(i) | ({'save'} if due else set()):             # asked once after a step, or what stops might not be saved
-            if 'save' in commands and saved < i: stepper.check_finite(); save(i, data_state); saved = i
+        # the last: so that it need not be gone past again
+        due = i % train.save_every == 0 or i in (train.steps, max(stepper.skip_steps, default=0))
+        while commands := poll_commands(i) | (
+            {'save'} if due else set()
+        ):  # asked once after a step, or what stops might not be saved
+            if 'save' in commands and saved < i:
+                stepper.check_finite()
+                save(i, data_state)
+                saved = i
             if 'pause' not in commands: break
         if 'stop' in commands: break
     return i
@@ -219,11 +393,16 @@ def make_weight_average(
 )->WeightAverage|None: # None where no average is asked for
     "The average of a run, with what its checkpoint knows of it; begun anew where a longer run begins it later"
     if train.averaging_start == 1: return None
-    if (begin := round(train.averaging_start*train.steps) + 1) > train.steps: raise UserError(f'averaging_start {train.averaging_start:g} leaves no step of {train.steps} to average: lower it.')
+    if (begin := round(train.averaging_start*train.steps) + 1) > train.steps:
+        raise UserError(
+            f'averaging_start {train.averaging_start:g} leaves no step of {train.steps} to average: lower it.'
+        )
     done, every = checkpoint.step if checkpoint else 0, max(1, (train.steps - begin + 1)//MAX_AVERAGED_STEPS)
     before = checkpoint.metadata.get('average') if checkpoint else None
-    if begin > done or not before or before[1] != every: return WeightAverage(max(begin, done + 1), every, 'cpu')
-    average = WeightAverage(*before, 'cpu'); average.load_state_dict(state_dict, done)
+    if begin > done or not before or before[1] != every:
+        return WeightAverage(max(begin, done + 1), every, 'cpu')
+    average = WeightAverage(*before, 'cpu')
+    average.load_state_dict(state_dict, done)
     return average
 
 # %% ../../nbs/76_train.ipynb #36a7fe52
@@ -245,7 +424,9 @@ def find_lr(
         for group in engine.optimizer.param_groups: group['lr'] = lr_range_test(i, steps, min_lr, max_lr)
         try: loss = engine.step([[t.to(device) for t in m] for m in micro])['loss']
         except FloatingPointError:
-            if getattr(engine, 'scaler', None) and engine.scaler.get_scale() >= 1: engine.skip(); continue      # fp16 finds its scale
+            if getattr(engine, 'scaler', None) and engine.scaler.get_scale() >= 1:  # fp16 finds its scale
+                engine.skip()
+                continue
             break
         seen.append((lr_range_test(i, steps, min_lr, max_lr), loss))
         if loss > 2*seen[0][1]: break                            # it has turned, for good
@@ -273,8 +454,11 @@ def _refuse_too_large(
     where, room = ('RAM', memory_free(torch.device('cpu'))) if t.weights_on == 'host' else (device, free)
     weights = numbers*(2 if t.precision == 'bf16-weights' else 4)
     if room is not None and weights > room:
-        raise UserError(f'{config.preset} has {fmt_count(numbers)} parameters: its weights alone take {fmt_bytes(weights)}, and {where} has '
-                        f'{fmt_bytes(room)} free: take a smaller model or a larger device.')
+        raise UserError(
+            f'{config.preset} has {fmt_count(numbers)} parameters: its weights alone take '
+            f'{fmt_bytes(weights)}, and {where} has '
+            f'{fmt_bytes(room)} free: take a smaller model or a larger device.'
+        )
 
 # %% ../../nbs/76_train.ipynb #f8c9e270
 def preflight(
@@ -284,23 +468,44 @@ def preflight(
 )->Account:
     "Print what will be trained and what it will hold; raises `UserError` if that cannot fit, or asks for memory that the machine has not got"
     _refuse_too_large(config, device, free)
-    if config.train.block_inputs_on == 'pinned': HostMemory('pinned', device)                          # refuses where there is no GPU, before anything is written
-    a, t = account(config.model, config.train, 'cuda' if device.type == 'cuda' else 'cpu', name=config.preset, limit=free), config.train
+    # refuses where there is no GPU, before anything is written
+    if config.train.block_inputs_on == 'pinned': HostMemory('pinned', device)
+    a = account(
+        config.model, config.train, 'cuda' if device.type == 'cuda' else 'cpu', name=config.preset, limit=free
+    )
+    t = config.train
     table = parameter_counts(config.model)
-    print(f"{config.preset}: {fmt_count(sum(table.values()))} parameters ({', '.join(f'{k} {fmt_count(v)}' for k, v in table.items())})")
+    print(
+        f"{config.preset}: {fmt_count(sum(table.values()))} parameters "
+        f"({', '.join(f'{k} {fmt_count(v)}' for k, v in table.items())})"
+    )
     if a.target == 'cpu':
-        if 'host' in (t.weights_on, t.states_on): tune_malloc()           # who streams has chosen memory over time
+        # who streams has chosen memory over time
+        if 'host' in (t.weights_on, t.states_on): tune_malloc()
         a = dataclasses.replace(a, process_before=memory_in_use(device))
-    print(f"{device} will hold {fmt_bytes(a.total)}{' in tensors' if a.process_before else ''} at its peak: {', '.join(f'{k} {fmt_bytes(v)}' for k, v in a.categories.items() if v)}")
+    print(
+        f"{device} will hold {fmt_bytes(a.total)}{' in tensors' if a.process_before else ''} at its peak: "
+        f"{', '.join(f'{k} {fmt_bytes(v)}' for k, v in a.categories.items() if v)}"
+    )
     if a.process_before: print(process_summary(a))
-    print(f'{t.steps:,} steps of {t.tokens_per_step:,} tokens ({t.grad_accum_steps} × {t.batch_size} × {t.seq_len}), {t.optimizer}, lr {t.lr:g}, {t.precision}')
+    print(
+        f'{t.steps:,} steps of {t.tokens_per_step:,} tokens ({t.grad_accum_steps} × {t.batch_size} × '
+        f'{t.seq_len}), {t.optimizer}, lr {t.lr:g}, {t.precision}'
+    )
     if slow := cpu_speed_warning(t, device): print(slow)
     if free is not None and not a.fits(free):
-        raise UserError(f'{config.preset} needs {fmt_bytes(a.needed)}, and {device} has {fmt_bytes(free)} free: take a smaller preset or a larger device; '
-                        f'`elleci_memory --preset {config.preset} --vram {free//2**20}MiB` says what would fit.')
+        raise UserError(
+            f'{config.preset} needs {fmt_bytes(a.needed)}, and {device} has {fmt_bytes(free)} free: '
+            'take a smaller preset or a larger device; '
+            f'`elleci_memory --preset {config.preset} --vram {free // 2**20}MiB` says what would fit.'
+        )
     beside, room = 0 if a.target == 'cpu' else a.host_total, memory_free(torch.device('cpu'))
-    if room is not None and beside > room: raise UserError(f'{config.preset} needs {fmt_bytes(beside)} of RAM beside the card, and {fmt_bytes(room)} are free: '
-                                                           'close other programs, leave more on the device, or take fewer tokens a step.')
+    if room is not None and beside > room:
+        raise UserError(
+            f'{config.preset} needs {fmt_bytes(beside)} of RAM beside the card, '
+            f'and {fmt_bytes(room)} are free: '
+            'close other programs, leave more on the device, or take fewer tokens a step.'
+        )
     return a
 
 # %% ../../nbs/76_train.ipynb #e6d04d7b
@@ -349,17 +554,27 @@ def _explain_oom(config, a, free):
         if not is_out_of_memory(e): raise
         text = explain_oom(e, lambda: alternatives(config, free or a.needed - 1, a.target))
     else: return
-    raise UserError(text + ('' if config.train.oom_backoff else '\n\nOr add --resume --oom-backoff, which goes on with smaller micro-batches and as many tokens a step.'))
+    raise UserError(
+        text
+        + (
+            ''
+            if config.train.oom_backoff
+            else '\n\nOr add --resume --oom-backoff, which goes on with smaller micro-batches and as many tokens a step.'
+        )
+    )
 
 # %% ../../nbs/76_train.ipynb #75b16df3
-LEFTOVER_FILES = {'memory.json.new'}    # all that a run can have left which was killed before it had written anything
+# all that a run can have left which was killed before it had written anything
+LEFTOVER_FILES = {'memory.json.new'}
 
 
 def _refuse_foreign(run):
     "Raise `UserError` for a folder that is not empty and holds no run"
     found = [] if is_usable_run_dir(run) else sorted(set(os.listdir(run)) - LEFTOVER_FILES)
     if found:
-        raise UserError(f'{run} is not empty and holds no run (it has {found[0]}): give a new folder as --out.')
+        raise UserError(
+            f'{run} is not empty and holds no run (it has {found[0]}): give a new folder as --out.'
+        )
 
 # %% ../../nbs/76_train.ipynb #9957acae
 RUN_FILES = ('config.json', 'memory.json', 'metrics.jsonl', 'tokenizer.json', 'control')
@@ -378,18 +593,37 @@ def _check_layout(run):
         if not os.path.lexists(path): continue
         due, kind = (stat.S_ISDIR, 'a folder') if name in RUN_FOLDERS else (stat.S_ISREG, 'a regular file')
         if path.is_symlink() or (link := next(_links(path), None)):
-            raise UserError(f'{path if path.is_symlink() else link} is a link, and a run must not reach out of its folder: '
-                            'put what it leads to in its place, or give another --out.')
-        if not due(path.stat().st_mode): raise UserError(f'{path} is not {kind}: move it away, or give another --out.')
+            raise UserError(
+                f'{path if path.is_symlink() else link} is a link, and a run must not reach out of its '
+                'folder: '
+                'put what it leads to in its place, or give another --out.'
+            )
+        if not due(path.stat().st_mode):
+            raise UserError(f'{path} is not {kind}: move it away, or give another --out.')
 
 # %% ../../nbs/76_train.ipynb #65cd3bf4
-RESUMABLE_FIELDS = ('steps', 'save_every', 'save_total_limit', 'keep_every', 'oom_backoff', 'num_workers', 'checkpointing', 'block_inputs_on', 'weights_on', 'states_on')   # what may change when a run goes on: the rest would make it another run
+# what may change when a run goes on: the rest would make it another run
+RESUMABLE_FIELDS = (
+    'steps',
+    'save_every',
+    'save_total_limit',
+    'keep_every',
+    'oom_backoff',
+    'num_workers',
+    'checkpointing',
+    'block_inputs_on',
+    'weights_on',
+    'states_on',
+)
 
 # %% ../../nbs/76_train.ipynb #da66e1e6
 def _new_config(run, preset, given, changes):
     "The configuration of a run that is begun: a preset's, or the one that was given, with `changes`"
     if found := checkpoints(run):
-        raise UserError(f'{run} already holds a model at step {int(found[0].name)}: add --resume to go on, or give another --out.')
+        raise UserError(
+            f'{run} already holds a model at step {int(found[0].name)}: add --resume to go on, '
+            'or give another --out.'
+        )
     if (run/MODEL_FILE).exists(): raise UserError(f'{run} already holds a model: give another --out.')
     if given is None: return preset_config(preset or 'elleci-tiny', **changes)
     return dataclasses.replace(given, train=dataclasses.replace(given.train, **changes))
@@ -412,13 +646,21 @@ def _resolve_config(run, preset, changes, resume, given=None, auto_lr=False):
     config = read_config(run)
     for name, one, own in _differences(given, config):
         if one != own:
-            raise UserError(f'{run} was begun with {name} = {own!r}, and the configuration given has {one!r}: '
-                            'leave it out, or give another out.')
-    fixed = {'preset': (preset, config.preset), **{k: (v, getattr(config.train, k)) for k, v in changes.items() if k not in RESUMABLE_FIELDS}}
+            raise UserError(
+                f'{run} was begun with {name} = {own!r}, and the configuration given has {one!r}: '
+                'leave it out, or give another out.'
+            )
+    fixed = {
+        'preset': (preset, config.preset),
+        **{k: (v, getattr(config.train, k)) for k, v in changes.items() if k not in RESUMABLE_FIELDS},
+    }
     if auto_lr and not _lr_from_range_test(run, config.train.lr): fixed['lr'] = 'auto', config.train.lr
     for name, (one, own) in fixed.items():
         flag = dict(batch_size='batch', seq_len='seq').get(name, name.replace('_', '-'))
-        if one not in (None, own): raise UserError(f'{run} was begun with --{flag} {own}, not {one}: leave it out, or give another --out.')
+        if one not in (None, own):
+            raise UserError(
+                f'{run} was begun with --{flag} {own}, not {one}: leave it out, or give another --out.'
+            )
     if given: changes = {k: getattr(given.train, k) for k in RESUMABLE_FIELDS} | changes
     return dataclasses.replace(config, train=dataclasses.replace(config.train, **changes))
 
@@ -430,9 +672,14 @@ def _lr_from_range_test(run, lr):
 # %% ../../nbs/76_train.ipynb #83003f39
 def _load_or_learn_tokenizer(run, config):
     "The run's tokenizer"
-    V, shards = config.model.vocab_size, [s.where for s in (parse_spec(spec) for _, spec in config.train.data) if s.kind == 'shards']
+    V = config.model.vocab_size
+    shards = [s.where for s in (parse_spec(spec) for _, spec in config.train.data) if s.kind == 'shards']
     if (run/'tokenizer.json').exists(): return load_tokenizer(run/'tokenizer.json', V)
-    tok = load_tokenizer(Path(shards[0])/'tokenizer.json', V) if shards else train_tokenizer_on(config.train.data, V)
+    tok = (
+        load_tokenizer(Path(shards[0]) / 'tokenizer.json', V)
+        if shards
+        else train_tokenizer_on(config.train.data, V)
+    )
     save_tokenizer(tok, run/'tokenizer.json')
     return tok
 
@@ -441,7 +688,8 @@ def _open_run_data(run, config, checkpoint=None, auto_lr=False):
     "Tokenizer, the mixture at the right place, validation rows per source"
     tok = _load_or_learn_tokenizer(run, config)
     path, text = run/'config.json', config_to_json(config)
-    if not auto_lr and not (path.exists() and path.read_bytes() == text.encode()): atomic_write(path, text)   # from here on --resume finds the half-done tokens; without a rate there is nothing to resume
+    # from here on --resume finds the half-done tokens; without a rate there is nothing to resume
+    if not auto_lr and not (path.exists() and path.read_bytes() == text.encode()): atomic_write(path, text)
     mixture, val = open_data(config.train, tok, run/'tokens')
     metadata = checkpoint.metadata if checkpoint else {}
     check_same_data(metadata.get('data', mixture.fingerprint), mixture, run)
@@ -451,24 +699,48 @@ def _open_run_data(run, config, checkpoint=None, auto_lr=False):
 # %% ../../nbs/76_train.ipynb #f511aa67
 def _progress_bar(steps, done):
     "A listener for `MetricsLogger`, a progress wrapper for `fit`, and a way to print above the bar"
-    bar = require('tqdm', 'show progress').tqdm(total=steps, initial=done, mininterval=1., dynamic_ncols=True,
-                                                bar_format='step {n_fmt}/{total_fmt}{postfix} |{bar}| {elapsed}<{remaining}')
+    bar = require('tqdm', 'show progress').tqdm(
+        total=steps,
+        initial=done,
+        mininterval=1.0,
+        dynamic_ncols=True,
+        bar_format='step {n_fmt}/{total_fmt}{postfix} |{bar}| {elapsed}<{remaining}',
+    )
     shown = {}
     def listen(event):
         if 'notice' in event: bar.write(f"step {event['step']}: {event['notice']}")
-        elif 'val_loss' in event: shown['val'] = f"{event['val_loss']:.3f}"; bar.write(f"step {event['step']}: val_loss {event['val_loss']:.3f}" + (f" — {event['sample']}" if 'sample' in event else ''))
+        elif 'val_loss' in event:
+            shown['val'] = f"{event['val_loss']:.3f}"
+            bar.write(
+                f"step {event['step']}: val_loss {event['val_loss']:.3f}"
+                + (f" — {event['sample']}" if 'sample' in event else '')
+            )
         elif 'loss' in event:
-            shown.update({'loss': f"{event['loss']:.3f}", 'tok/s': f"{event['tokens_per_s']:,.0f}", 'mem': fmt_bytes(event['memory_bytes'])})
+            shown.update(
+                {
+                    'loss': f"{event['loss']:.3f}",
+                    'tok/s': f"{event['tokens_per_s']:,.0f}",
+                    'mem': fmt_bytes(event['memory_bytes']),
+                }
+            )
             if 'mfu' in event: shown['mfu'] = f"{event['mfu']:.0%}"
         bar.set_postfix(shown, refresh=False)
     def progress(steps):
         try:
-            for i in steps: yield i; bar.update()
+            for i in steps:
+                yield i
+                bar.update()
         finally: bar.close()
     return listen, progress, bar.write
 
 # %% ../../nbs/76_train.ipynb #6d924a4d
-def _describe_skipped(steps): return f", past the batch{'es' if len(steps) > 1 else ''} of step{'s' if len(steps) > 1 else ''} {', '.join(map(str, steps))}" if steps else ''
+def _describe_skipped(steps):
+    return (
+        f", past the batch{'es' if len(steps) > 1 else ''} of step{'s' if len(steps) > 1 else ''} "
+        f"{', '.join(map(str, steps))}"
+        if steps
+        else ''
+    )
 
 # %% ../../nbs/76_train.ipynb #3215c2be
 class _GuardedLogger(MetricsLogger):
@@ -496,7 +768,10 @@ class _GuardedSaver(CheckpointSaver):
 
 def _unsaved_error(last, saved, why):
     "The `UserError` of a run whose last step is not on the disk"
-    return UserError(f"{why or f'Step {last} could not be saved: make room on the disk.'} --resume goes on from step {saved}.")
+    return UserError(
+        f"{why or f'Step {last} could not be saved: make room on the disk.'} --resume goes on from step "
+        f"{saved}."
+    )
 
 
 def _check_compatible(config, checkpoint):
@@ -508,7 +783,8 @@ def _check_compatible(config, checkpoint):
 def train_from_checkpoint(run, config, a, device, rollback, listeners, check_lock, lr_found):
     "Train in `run` from its newest checkpoint to the end or to a stop; the last step done, the engine, the average, validation rows"
     check_lock()
-    t = a.config.train                                                  # where things are placed is resolved there
+    # where things are placed is resolved there
+    t = a.config.train
     checkpoint = latest_checkpoint(run, functools.partial(_check_compatible, config))
     done = checkpoint.step if checkpoint else 0
     tok, mix, val = _open_run_data(run, config, checkpoint)
@@ -516,83 +792,178 @@ def train_from_checkpoint(run, config, a, device, rollback, listeners, check_loc
     model = make_model(config.model, t)
     if t.weights_on == 'device': model.to(device)
     optimizer = make_optimizer(model, t)
-    weight_average = make_weight_average(t, checkpoint, load_checkpoint(checkpoint.folder, model, optimizer) if checkpoint else {})
+    weight_average = make_weight_average(
+        t, checkpoint, load_checkpoint(checkpoint.folder, model, optimizer) if checkpoint else {}
+    )
     val_losses = list(checkpoint.metadata.get('val_losses', ())) if checkpoint else []
     engine = make_engine(model, optimizer, t, done, device)
-    if getattr(engine, 'scaler', None) and checkpoint: engine.scaler.load_state_dict(checkpoint.metadata['scaler'])
-    check_lock()                                                              # the text may have taken an hour
+    if getattr(engine, 'scaler', None) and checkpoint:
+        engine.scaler.load_state_dict(checkpoint.metadata['scaler'])
+    # the text may have taken an hour
+    check_lock()
     listen, progress, print_line = _progress_bar(t.steps, done)
     log, errors = _GuardedLogger(run, [listen, *listeners], done, check_lock), []
     if lr_found and not done: log(step=0, lr_found=t.lr, notice=f'learning rate {t.lr:.3g}, by a range test')
-    if rollback.args[0]: log(step=done, notice_kind='rollback', notice=f"{rollback}: gone back to step {done}{_describe_skipped(sorted(rollback.skip_steps))}.")
+    if rollback.args[0]:
+        log(
+            step=done,
+            notice_kind='rollback',
+            notice=f"{rollback}: gone back to step {done}{_describe_skipped(sorted(rollback.skip_steps))}.",
+        )
     def failed(e):
         errors.append(str(e))
-        log(step=engine.global_step, notice_kind='disk', notice=f'{e} The run goes on and tries again at the next save.')
+        log(
+            step=engine.global_step,
+            notice_kind='disk',
+            notice=f'{e} The run goes on and tries again at the next save.',
+        )
     saver = _GuardedSaver(run, t.save_total_limit, t.keep_every, on_error=failed, check_lock=check_lock)
     def save(i, data_state):
         check_lock()
-        kept = dict(extra=weight_average.state_dict(), average=[weight_average.start_step, weight_average.every]) if weight_average else {}
-        saver.save(i, model, optimizer, data=mix.fingerprint, tokenizer=tokenizer_fingerprint(tok), data_state=data_state, val_losses=val_losses, **kept, **dict(scaler=engine.scaler.state_dict()) if getattr(engine, 'scaler', None) else {})
+        kept = (
+            dict(extra=weight_average.state_dict(), average=[weight_average.start_step, weight_average.every])
+            if weight_average
+            else {}
+        )
+        saver.save(
+            i,
+            model,
+            optimizer,
+            data=mix.fingerprint,
+            tokenizer=tokenizer_fingerprint(tok),
+            data_state=data_state,
+            val_losses=val_losses,
+            **kept,
+            **dict(scaler=engine.scaler.state_dict()) if getattr(engine, 'scaler', None) else {},
+        )
     record_measurement = functools.partial(_record_measurement, run, a, model, optimizer, log, print_line)
-    skip = functools.partial(print_line, 'memory, not compared with the prediction: measuring these steps would have cost too much')
+    skip = functools.partial(
+        print_line, 'memory, not compared with the prediction: measuring these steps would have cost too much'
+    )
     if not can_measure(a): skip()
-    measured_progress = lambda steps: measure_first_steps(progress(steps), engine, record_measurement, skip) if can_measure(a) else progress(steps)
+    def measured_progress(steps):
+        return (
+            measure_first_steps(progress(steps), engine, record_measurement, skip)
+            if can_measure(a)
+            else progress(steps)
+        )
     def on_bad_batch(i, micro_batches):
         check_lock()
         save_bad_batch(run, i, micro_batches)
     stepper = FaultTolerantStep(engine, t, log, rollback, on_bad_batch)
     total = torch.cuda.get_device_properties(device).total_memory if device.type == 'cuda' else None
-    with stop_on_signal() as stop_requested, saver, contextlib.closing(make_loader(mix, t, done, pin_memory=device.type == 'cuda')) as batches:
+    with (
+        stop_on_signal() as stop_requested,
+        saver,
+        contextlib.closing(make_loader(mix, t, done, pin_memory=device.type == 'cuda')) as batches,
+    ):
         poller = CommandPoller(run, stop_requested, log, check_lock)
-        poll_commands = lambda i: (saver.report_failures(), poller(i))[1]
-        try: last = fit(engine, batches, val, t, log, save, poll_commands, measured_progress, weight_average, val_losses, Meter(config.model, t, device),
-                        HealthMonitor(device, total, a.at_rest), stepper, functools.partial(_sample_text, config, tok, model))
+        def poll_commands(i): return (saver.report_failures(), poller(i))[1]
+        try:
+            last = fit(
+                engine,
+                batches,
+                val,
+                t,
+                log,
+                save,
+                poll_commands,
+                measured_progress,
+                weight_average,
+                val_losses,
+                Meter(config.model, t, device),
+                HealthMonitor(device, total, a.at_rest),
+                stepper,
+                functools.partial(_sample_text, config, tok, model),
+            )
         except Rollback as e:
-            if stop_requested(): raise KeyboardInterrupt(f'stopped; {e}; --resume goes back to the last checkpoint, and on from there.') from None
+            if stop_requested():
+                raise KeyboardInterrupt(
+                    f'stopped; {e}; --resume goes back to the last checkpoint, and on from there.'
+                ) from None
             raise
         saver.wait()
-        if not log.flush(): raise UserError(f'{run}/metrics.jsonl could not be written to the end: make room on the disk, or check its permissions; --resume goes on from the last checkpoint.')
-        if last > done and saver.last_saved_step != last: raise _unsaved_error(last, saver.last_saved_step or done, errors and errors[-1])
+        if not log.flush():
+            raise UserError(
+                f'{run}/metrics.jsonl could not be written to the end: make room on the disk, '
+                'or check its permissions; --resume goes on from the last checkpoint.'
+            )
+        if last > done and saver.last_saved_step != last:
+            raise _unsaved_error(last, saver.last_saved_step or done, errors and errors[-1])
     return last, engine, weight_average, tok, val, log
 
 # %% ../../nbs/76_train.ipynb #b9452991
 def _record_measurement(run, a, model, optimizer, log, print_line, step, m):
     "Tell and keep what was predicted and what was measured"
-    print_line(predicted_vs_measured(a, m)); seen = measured_memory(m, model, optimizer)
+    print_line(predicted_vs_measured(a, m))
+    seen = measured_memory(m, model, optimizer)
     _write_memory(run, a, m.device, seen)
-    log(step=step, **{f'predicted_{c}'.replace(' ', '_'): n for c, n in a.categories.items() if n}, predicted_peak=a.peak_allocated,
-        **{f'measured_{k}': seen[k] for k in ('weights', 'optimizer', 'context') if seen[k] is not None}, measured_peak=seen['peak_allocated'])
+    log(
+        step=step,
+        **{f'predicted_{c}'.replace(' ', '_'): n for c, n in a.categories.items() if n},
+        predicted_peak=a.peak_allocated,
+        **{f'measured_{k}': seen[k] for k in ('weights', 'optimizer', 'context') if seen[k] is not None},
+        measured_peak=seen['peak_allocated'],
+    )
 
 def _write_memory(run, a, device, seen=None):
     gpu = device.type == 'cuda'
-    limit, name = (torch.cuda.get_device_properties(device).total_memory, torch.cuda.get_device_name(device)) if gpu else (None, '')
-    with contextlib.suppress(OSError): write_memory(run, a, limit, seen, name)             # a full disk is the saver's to tell of
+    limit, name = (
+        (torch.cuda.get_device_properties(device).total_memory, torch.cuda.get_device_name(device))
+        if gpu
+        else (None, '')
+    )
+    # a full disk is the saver's to tell of
+    with contextlib.suppress(OSError): write_memory(run, a, limit, seen, name)
 
 # %% ../../nbs/76_train.ipynb #a9adff2a
 def _train_with_rollbacks(run, config, device, a, auto_lr, track, check_lock):
     "Everything between a configuration and a trained model in `run`"
-    _write_memory(run, a, device); take_command(run)                              # a word from before is nobody's
+    # a word from before is nobody's
+    _write_memory(run, a, device)
+    take_command(run)
     if auto_lr:
-        lr = find_lr(a.config, _open_run_data(run, config, None, True)[1], device); free_memory(device)
-        rated = lambda c: dataclasses.replace(c, train=dataclasses.replace(c.train, lr=lr))
+        lr = find_lr(a.config, _open_run_data(run, config, None, True)[1], device)
+        free_memory(device)
+        def rated(c): return dataclasses.replace(c, train=dataclasses.replace(c.train, lr=lr))
         config, a = rated(config), dataclasses.replace(a, config=rated(a.config))
-    rollback, attempts, furthest_step, lr_found = Rollback(), 0, 0, auto_lr or _lr_from_range_test(run, config.train.lr)
-    reached = lambda: max((int(p.name) for p in checkpoints(run)), default=0)
+    rollback = Rollback()
+    attempts = 0
+    furthest_step = 0
+    lr_found = auto_lr or _lr_from_range_test(run, config.train.lr)
+    def reached(): return max((int(p.name) for p in checkpoints(run)), default=0)
     with trackers(track, run, json.loads(config_to_json(config)), reached()) as listeners:
         while True:
-            try: last, engine, weight_average, *rest = train_from_checkpoint(run, config, a, device, rollback, listeners, check_lock, lr_found); break
+            try:
+                last, engine, weight_average, *rest = train_from_checkpoint(
+                    run, config, a, device, rollback, listeners, check_lock, lr_found
+                )
+                break
             except Rollback as e:
                 free_traceback(e)
-                if e.microbatch_splits == rollback.microbatch_splits: attempts, furthest_step = 1 if e.last_step > furthest_step else attempts + 1, max(e.last_step, furthest_step, *e.skip_steps)
-                if attempts == MAX_CONSECUTIVE_FAILURES: raise UserError(f'{e}, again and again: lower the learning rate or clip harder, in a new run; the bad batches are in {run}/batches.') from None
+                if e.microbatch_splits == rollback.microbatch_splits:
+                    attempts = 1 if e.last_step > furthest_step else attempts + 1
+                    furthest_step = max(e.last_step, furthest_step, *e.skip_steps)
+                if attempts == MAX_CONSECUTIVE_FAILURES:
+                    raise UserError(
+                        f'{e}, again and again: lower the learning rate or clip harder, in a new run; '
+                        f'the bad batches are in {run}/batches.'
+                    ) from None
                 rollback = Rollback(str(e), rollback.skip_steps | e.skip_steps, e.microbatch_splits)
                 free_memory(device)
             except RuntimeError as e:                                           # torch raises it wherever the training is just then
                 if 'DataLoader worker' not in str(e): raise
-                raise UserError(f'A process that reads data has died ({e}): if memory ran out, take fewer workers; --resume goes on from the last checkpoint.') from None
-        if last < config.train.steps: raise KeyboardInterrupt(f'stopped after step {last} and saved; go on with `elleci_train --out {run} --resume`.')
+                raise UserError(
+                    f'A process that reads data has died ({e}): if memory ran out, take fewer workers; '
+                    '--resume goes on from the last checkpoint.'
+                ) from None
+        if last < config.train.steps:
+            raise KeyboardInterrupt(
+                f'stopped after step {last} and saved; go on with `elleci_train --out {run} --resume`.'
+            )
         check_lock()
-        if weight_average and weight_average.averages: _save_average(run, config, engine, weight_average, *rest)
+        if weight_average and weight_average.averages:
+            _save_average(run, config, engine, weight_average, *rest)
 
 # %% ../../nbs/76_train.ipynb #aeebf94f
 def _save_average(run, config, engine, weight_average, tok, val_sources, log):
@@ -601,10 +972,17 @@ def _save_average(run, config, engine, weight_average, tok, val_sources, log):
     seen = validate(engine, val_sources, config.train.batch_size, config.train.val_rows)
     log(step=config.train.steps, **{k.replace('val_loss', 'average_loss'): v for k, v in seen.items()})
     (run/'average').mkdir(exist_ok=True)
-    atomic_write(run/'average'/'config.json', config_to_json(config)); save_tokenizer(tok, run/'average'/'tokenizer.json')
+    atomic_write(run/'average'/'config.json', config_to_json(config))
+    save_tokenizer(tok, run/'average'/'tokenizer.json')
     sync_metrics(run)
-    save_weights(run/'average', engine.model, step=str(config.train.steps), tokenizer=tokenizer_fingerprint(tok))                # last: it says that all is there
-    print(f"the weights averaged from step {weight_average.start_step} on have a validation loss of {seen['val_loss']:.3f}; they are in {run/'average'}")
+    # last: it says that all is there
+    save_weights(
+        run / 'average', engine.model, step=str(config.train.steps), tokenizer=tokenizer_fingerprint(tok)
+    )
+    print(
+        f"the weights averaged from step {weight_average.start_step} on have a validation loss of "
+        f"{seen['val_loss']:.3f}; they are in {run / 'average'}"
+    )
 
 # %% ../../nbs/76_train.ipynb #a2cfa0c4
 PROMPTS = ('The function', 'La memoria è')   # continued at the end of a run on the embedded corpus
@@ -619,8 +997,11 @@ def _prompts(config): return PROMPTS if config.train.data == EMBEDDED else ('',)
 
 def _sample_text(config, tok, model):
     "What the model says in the middle of its training, where it can be asked: its weights are where it computes"
-    with contextlib.suppress(UserError):                                   # which says that its weights are damaged: the next step will, too
-        if config.train.weights_on == 'device': return dict(sample=' '.join(generate(model, tok, _prompts(config)[0], 24, seed=config.train.seed).split()))
+    with contextlib.suppress(UserError):  # which says that its weights are damaged: the next step will, too
+        if config.train.weights_on == 'device':
+            return dict(
+                sample=' '.join(generate(model, tok, _prompts(config)[0], 24, seed=config.train.seed).split())
+            )
     return {}
 
 def _print_samples(run, config, device):
@@ -628,7 +1009,8 @@ def _print_samples(run, config, device):
     free_memory(device)
     _, tok, model = load_run(run, 'cpu' if config.train.weights_on == 'host' else str(device))
     try:
-        for prompt in _prompts(config): print('—', generate(model, tok, prompt, 60, seed=config.train.seed).strip())
+        for prompt in _prompts(config):
+            print('—', generate(model, tok, prompt, 60, seed=config.train.seed).strip())
     except RuntimeError as e:
         if not is_out_of_memory(e): raise
         print(f'no sample, for want of memory: ask for one with `elleci_generate --run {run}`.')
@@ -645,7 +1027,10 @@ def _parse_lr(text): # of --lr
 # %% ../../nbs/76_train.ipynb #467dbd24
 def _parse_seq_len_schedule(text): # 0:4,0.1:2,0.3:1 as `TrainConfig.seq_len_schedule` has it
     try: return tuple((float(f), int(d)) for f, d in (part.split(':') for part in text.split(',')))
-    except ValueError: raise UserError(f'--seq-len-schedule is {text}: give fraction:divisor pairs such as 0:4,0.1:2,0.3:1.') from None
+    except ValueError:
+        raise UserError(
+            f'--seq-len-schedule is {text}: give fraction:divisor pairs such as 0:4,0.1:2,0.3:1.'
+        ) from None
 
 # %% ../../nbs/76_train.ipynb #d308f26a
 def _remove_shards(folder):
@@ -669,11 +1054,16 @@ def _check_sources(run, train):
         if s.kind not in ('path', 'shards'): continue
         where = Path(os.path.realpath(s.where))
         if own == where or own in where.parents:
-            raise UserError(f'{where} lies in the folder that {run} keeps its own tokens in: move it elsewhere, or give another --out.')
+            raise UserError(
+                f'{where} lies in the folder that {run} keeps its own tokens in: move it elsewhere, '
+                'or give another --out.'
+            )
 
 
 def _is_complete(run, train, done):
-    average = train.averaging_start != 1 and safetensors_metadata(run/'average'/MODEL_FILE).get('step') != str(train.steps)
+    average = train.averaging_start != 1 and safetensors_metadata(run / 'average' / MODEL_FILE).get(
+        'step'
+    ) != str(train.steps)
     return done >= train.steps and not average
 
 # %% ../../nbs/76_train.ipynb #3b89aa3a
@@ -715,14 +1105,23 @@ def _default_torch_state():
 # %% ../../nbs/76_train.ipynb #6ec78c3f
 def _check_config(config, preset, out):
     "Raise `UserError` for a configuration from Python that is none, or cannot be combined with the rest"
-    if not isinstance(config, Config): raise UserError(f'config is {type(config).__name__}: give an `elleci.config.Config`.')
-    if preset is not None: raise UserError(f'Both a preset ({preset}) and a configuration were given: leave one of them out.')
-    if out is None and (not isinstance(config.preset, str) or Path(config.preset).name != config.preset or config.preset in ('', '..')):
-        raise UserError(f'The configuration is called {config.preset!r}, which is no name of a folder: give `out` too.')
+    if not isinstance(config, Config):
+        raise UserError(f'config is {type(config).__name__}: give an `elleci.config.Config`.')
+    if preset is not None:
+        raise UserError(f'Both a preset ({preset}) and a configuration were given: leave one of them out.')
+    if out is None and (
+        not isinstance(config.preset, str)
+        or Path(config.preset).name != config.preset
+        or config.preset in ('', '..')
+    ):
+        raise UserError(
+            f'The configuration is called {config.preset!r}, which is no name of a folder: give `out` too.'
+        )
 
 
 def _run_folder(out, preset):
-    if out is not None and not str(out): raise UserError('--out is empty: give a folder, or leave it out for runs/<preset>.')
+    if out is not None and not str(out):
+        raise UserError('--out is empty: give a folder, or leave it out for runs/<preset>.')
     return Path(out if out is not None else f'runs/{preset}')
 
 # %% ../../nbs/76_train.ipynb #b829d41d
@@ -765,7 +1164,11 @@ def elleci_train(
     options = {k: v for k, v in locals().items() if k not in (*named, 'named') and v is not False}
     if config is not None: _check_config(config, preset, out)
     run, auto = _run_folder(out, config.preset if config else preset or 'elleci-tiny'), lr == 'auto'
-    given = train_overrides(**options, seq_len_schedule=None if seq_len_schedule is None else _parse_seq_len_schedule(seq_len_schedule), lr=None if auto or lr is None else _parse_lr(lr))
+    given = train_overrides(
+        **options,
+        seq_len_schedule=None if seq_len_schedule is None else _parse_seq_len_schedule(seq_len_schedule),
+        lr=None if auto or lr is None else _parse_lr(lr),
+    )
     changes = ({} if data is None else data_settings(data)) | given
     begin = functools.partial(_resolve_config, run, preset, changes, resume, config, auto)
     with safe_output(droppable=True), _default_torch_state(): run_training(run, begin, resume, auto, track)

@@ -16,7 +16,17 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import nn
-from ..core import MiB, Range, UserError, atomic_write, make_folder, memory_in_use, optional, require, sync_folder
+from elleci.core import (
+    MiB,
+    Range,
+    UserError,
+    atomic_write,
+    make_folder,
+    memory_in_use,
+    optional,
+    require,
+    sync_folder,
+)
 from ..files import decode_json, open_regular, read_limited
 from ..config import ModelConfig, TrainConfig
 from ..kernels.ternary import ternarize, pack_ternary, ternary_flips
@@ -27,14 +37,21 @@ from ..planning.step_time import MACHINES, REACHED_FRACTION, step_flops
 from ..planning.account import Account, downsample_max
 
 # %% ../../nbs/68_telemetry.ipynb #fda9ba23
-NUMERIC_FIELDS = frozenset(('time loss aux_loss val_loss average_loss grad_norm lr seconds data_wait_seconds tokens tokens_per_s batch_size '
-                     'seq_len eta_s mfu joules memory_bytes peak_bytes ternary_zero ternary_flipped loss_scale').split())
+NUMERIC_FIELDS = frozenset(
+    (
+        'time loss aux_loss val_loss average_loss grad_norm lr seconds data_wait_seconds tokens '
+        'tokens_per_s batch_size '
+        'seq_len eta_s mfu joules memory_bytes peak_bytes ternary_zero ternary_flipped loss_scale'
+    ).split()
+)
 NUMERIC_PREFIXES = ('val_loss_', 'average_loss_', 'predicted_', 'measured_')   # of names of numbers, too
 TEXT_FIELDS = frozenset(('notice', 'sample', 'notice_kind'))
-RENAMED_FIELDS = dict(waited='data_wait_seconds', guard='notice_kind', batch='batch_size', news='notice')   # in logs of earlier versions
+# in logs of earlier versions
+RENAMED_FIELDS = dict(waited='data_wait_seconds', guard='notice_kind', batch='batch_size', news='notice')
 
 # %% ../../nbs/68_telemetry.ipynb #4c72c69c
-def _is_number(v): return type(v) in (int, float) and abs(v) < 1e40         # which holds every 32-bit float that is finite
+# which holds every 32-bit float that is finite
+def _is_number(v): return type(v) in (int, float) and abs(v) < 1e40
 
 def _is_scalar(v): return v is None or isinstance(v, (bool, str)) or _is_number(v)
 
@@ -56,7 +73,7 @@ def decode_event(
     step = event.get('step')
     if type(step) is not int or not 0 <= step <= 10**9: return None
     if not all(_has_valid_type(k, v) for k, v in event.items()): return None
-    short = lambda v: isinstance(v, list) and len(v) <= 10_000 and all(map(_is_scalar, v))
+    def short(v): return isinstance(v, list) and len(v) <= 10_000 and all(map(_is_scalar, v))
     return {k: v for k, v in event.items() if _is_scalar(v) or short(v)}
 
 # %% ../../nbs/68_telemetry.ipynb #215bd6de
@@ -100,7 +117,8 @@ def read_metrics(
         warnings.warn(f'{path} cannot be read ({e}).', stacklevel=2)
         return []
     events, skipped = decode_events(lines)
-    if skipped: warnings.warn(f'{path} has {skipped} lines that are no events: they are left out.', stacklevel=2)
+    if skipped:
+        warnings.warn(f'{path} has {skipped} lines that are no events: they are left out.', stacklevel=2)
     rows = []
     for event in events + decode_events([last])[0]:
         if _is_resume_marker(event): rows = _drop_later_steps(rows, event['step'])
@@ -111,7 +129,10 @@ def read_metrics(
 # %% ../../nbs/68_telemetry.ipynb #38026c96
 def _cut_point(raw, step):
     "How many bytes of a log belong to steps up to `step` (None: none do), and whether readers see no later step in them"
-    at, latest, cut, clean = 0, 0, None, True
+    at = 0
+    latest = 0
+    cut = None
+    clean = True
     for line in raw.split(b'\n')[:-1]:
         at += len(line) + 1
         if not (found := decode_events([line])[0]): continue
@@ -138,7 +159,8 @@ def truncate_metrics(
         with os.fdopen(_open_log(Path(run)/'metrics.jsonl', os.O_RDWR), 'r+b') as f:
             raw, start = _read_tail(f) if step else (b'', 0)
             cut, clean = _cut_point(raw, step)
-            if cut is None and start: return False                          # what belongs to `step` lies far before
+            # what belongs to `step` lies far before
+            if cut is None and start: return False
             os.ftruncate(f.fileno(), start + (cut or 0))
             os.fsync(f.fileno())
             return clean
@@ -155,7 +177,9 @@ class MetricsLogger:
     ):
         self.path, self.listeners, self.pending = Path(run)/'metrics.jsonl', list(listeners), b''
         if self.path.is_symlink() or self.path.exists() and not self.path.is_file():
-            raise UserError(f'{self.path} is a link, a folder or a pipe: move it away, so that the run can write there.')
+            raise UserError(
+                f'{self.path} is a link, a folder or a pipe: move it away, so that the run can write there.'
+            )
         if resume_step is not None and not truncate_metrics(run, resume_step):
             marker = dict(step=resume_step, time=round(time.time(), 3), resumed=True)
             self.pending = json.dumps(marker).encode() + b'\n'
@@ -170,13 +194,18 @@ class MetricsLogger:
         except OSError: return False
 
     def __call__(self, step, **event):
-        finite = lambda v: not isinstance(v, float) or math.isfinite(v)
+        def finite(v): return not isinstance(v, float) or math.isfinite(v)
         event = dict(step=step, time=round(time.time(), 3), **{k: v for k, v in event.items() if finite(v)})
         self.pending += (json.dumps(event) + '\n').encode()
         self.flush()
         for f in list(self.listeners):
             try: f(event)
-            except Exception as e: self.listeners.remove(f); warnings.warn(f'{getattr(f, "__name__", f)} is not told anything any more ({type(e).__name__}: {e}); metrics.jsonl goes on.')
+            except Exception as e:
+                self.listeners.remove(f)
+                warnings.warn(
+                    f'{getattr(f, "__name__", f)} is not told anything any more ({type(e).__name__}: {e}); '
+                    'metrics.jsonl goes on.'
+                )
 
     def flush(self)->bool: # whether all is on the disk
         "Write what waits, as far as the disk takes it"
@@ -200,7 +229,9 @@ def sync_metrics(
 
 # %% ../../nbs/68_telemetry.ipynb #7a2f8fa4
 @functools.lru_cache(64)
-def _flops(model, train): phases = step_flops(model, train); return sum(sum(phases[p].values()) for p in ('forward', 'backward'))
+def _flops(model, train):
+    phases = step_flops(model, train)
+    return sum(sum(phases[p].values()) for p in ('forward', 'backward'))
 
 # %% ../../nbs/68_telemetry.ipynb #91688229
 def model_flops(
@@ -209,8 +240,12 @@ def model_flops(
     step:int=0, # the optimizer step, whose rows may be shorter; 0: full length
 )->int: # operations
     "What an optimizer step has to multiply and add, forward and backward, computed once"
-    shape = step_shape(train, step) if step else train                            # of which a run has few, so that they are counted once
-    return _flops(model, dataclasses.replace(train, seq_len=shape.seq_len, batch_size=shape.batch_size, seq_len_schedule=()))
+    # of which a run has few, so that they are counted once
+    shape = step_shape(train, step) if step else train
+    return _flops(
+        model,
+        dataclasses.replace(train, seq_len=shape.seq_len, batch_size=shape.batch_size, seq_len_schedule=()),
+    )
 
 # %% ../../nbs/68_telemetry.ipynb #35263a2f
 def peak_flops(
@@ -218,7 +253,8 @@ def peak_flops(
 )->float|None: # FLOP/s, dense, of bf16 products that accumulate in fp32; None for a card that is not in the table
     "The peak of a card by its maker's data sheet"
     words = re.findall(r'[a-z]+|\d+', name.lower())
-    if {'ti', 'super', 'laptop', 'max', 'pcie', 'nvl', 'mobile'} & set(words): return None          # other chips under the same number
+    # other chips under the same number
+    if {'ti', 'super', 'laptop', 'max', 'pcie', 'nvl', 'mobile'} & set(words): return None
     known = [m for key, m in MACHINES.items() if ' '.join(re.findall(r'[a-z]+|\d+', key)) in ' '.join(words)]
     return known[0].matmul/REACHED_FRACTION['matmul'] if known else None
 
@@ -243,16 +279,30 @@ class Meter:
         train:TrainConfig,
         device:torch.device=torch.device('cpu'),
     ):
-        self.model, self.train, self.device, self.seconds, self.energy = model, train, device, deque(maxlen=64), energy_joules(device)
+        self.model = model
+        self.train = train
+        self.device = device
+        self.seconds = deque(maxlen=64)
+        self.energy = energy_joules(device)
         self.peak = peak_flops(torch.cuda.get_device_name(device)) if device.type == 'cuda' else None
 
     def __call__(self, step, seconds)->dict: # tokens_per_s, batch_size, seq_len, eta_s, memory_bytes; where known peak_bytes, mfu, joules
-        shape = step_shape(self.train, step); self.seconds.append(seconds)
-        metrics = dict(tokens_per_s=self.train.tokens_per_step/seconds, batch_size=shape.batch_size, seq_len=shape.seq_len,
-                    eta_s=(self.train.steps - step)*statistics.median(self.seconds), memory_bytes=memory_in_use(self.device))
+        shape = step_shape(self.train, step)
+        self.seconds.append(seconds)
+        metrics = dict(
+            tokens_per_s=self.train.tokens_per_step / seconds,
+            batch_size=shape.batch_size,
+            seq_len=shape.seq_len,
+            eta_s=(self.train.steps - step) * statistics.median(self.seconds),
+            memory_bytes=memory_in_use(self.device),
+        )
         if self.device.type == 'cuda': metrics['peak_bytes'] = torch.cuda.max_memory_allocated(self.device)
-        if self.peak and self.model: metrics['mfu'] = model_flops(self.model, self.train, step)/seconds/self.peak
-        if self.energy is not None: before, self.energy = self.energy, energy_joules(self.device); metrics['joules'] = (self.energy or before) - before
+        if self.peak and self.model:
+            metrics['mfu'] = model_flops(self.model, self.train, step)/seconds/self.peak
+        if self.energy is not None:
+            before = self.energy
+            self.energy = energy_joules(self.device)
+            metrics['joules'] = (self.energy or before) - before
         return metrics
 
     def memory_level(self): # bytes
@@ -271,12 +321,22 @@ def predicted_memory(
 )->dict: # bytes: categories at the peak, peak_allocated, peak_reserved, total, host, timeline by category, reserved; steps: where in the timeline each begins
     "The account of a run, small enough for a file"
     t, gpu = a.trace, a.target == 'cuda'
-    host, events = t.timeline(host=True), t.device_events if gpu else np.arange(len(t.running))         # a CPU has one memory for both
+    # a CPU has one memory for both
+    host, events = t.timeline(host=True), t.device_events if gpu else np.arange(len(t.running))
     whole = {c: x if gpu else x + host[c] for c, x in t.timeline().items()}
     at = events[downsample_max(sum(whole.values())[events], TIMELINE_POINTS)]
-    steps, reserved = [int(np.searchsorted(at, s)) for s in t.steps()], a.replay.reserved[np.searchsorted(events, at)].tolist() if a.replay else None
-    return dict(categories=a.categories, peak_allocated=a.peak_allocated, peak_reserved=a.peak_reserved, total=a.total, host=a.host,
-                timeline={c: x[at].tolist() for c, x in whole.items() if x.any()}, reserved=reserved, steps=steps)
+    steps = [int(np.searchsorted(at, s)) for s in t.steps()]
+    reserved = a.replay.reserved[np.searchsorted(events, at)].tolist() if a.replay else None
+    return dict(
+        categories=a.categories,
+        peak_allocated=a.peak_allocated,
+        peak_reserved=a.peak_reserved,
+        total=a.total,
+        host=a.host,
+        timeline={c: x[at].tolist() for c, x in whole.items() if x.any()},
+        reserved=reserved,
+        steps=steps,
+    )
 
 # %% ../../nbs/68_telemetry.ipynb #04a547ae
 def measured_memory(
@@ -285,11 +345,17 @@ def measured_memory(
     optimizer:torch.optim.Optimizer,
 )->dict: # bytes: weights and optimizer on the device, peak_allocated, peak_reserved, context; timeline
     "What the machine says of the same steps"
-    there = lambda tensors: sum(t.nbytes for t in tensors if t.device.type == m.device.type)
+    def there(tensors): return sum(t.nbytes for t in tensors if t.device.type == m.device.type)
     live = m.live()
     context = m.after['card used'] - m.after['reserved'] if 'card used' in m.after else None
-    return dict(weights=there(model.parameters()), optimizer=there(t for s in optimizer.state.values() for t in s.values() if torch.is_tensor(t)),
-                peak_allocated=m.peak_allocated, peak_reserved=m.peak_reserved, context=context, timeline=live[downsample_max(live, TIMELINE_POINTS)].tolist())
+    return dict(
+        weights=there(model.parameters()),
+        optimizer=there(t for s in optimizer.state.values() for t in s.values() if torch.is_tensor(t)),
+        peak_allocated=m.peak_allocated,
+        peak_reserved=m.peak_reserved,
+        context=context,
+        timeline=live[downsample_max(live, TIMELINE_POINTS)].tolist(),
+    )
 
 # %% ../../nbs/68_telemetry.ipynb #58717859
 def write_memory(
@@ -306,7 +372,8 @@ def write_memory(
 
 # %% ../../nbs/68_telemetry.ipynb #3d701a30
 ByteCount = typing.Annotated[int, Range(0, 2**60)]
-ByteDelta = typing.Annotated[int, Range(-2**60, 2**60)]                        # bytes; less than 0 where more was freed than taken
+# bytes; less than 0 where more was freed than taken
+ByteDelta = typing.Annotated[int, Range(-2**60, 2**60)]
 
 @dataclasses.dataclass
 class _Predicted:
@@ -354,7 +421,8 @@ def _decode_memory(raw):
     lengths = {len(x) for x in record.predicted.timeline.values()}
     points = max(lengths, default=0)
     last = max(record.predicted.steps, default=0)
-    if len(lengths) > 1 or points > 100*TIMELINE_POINTS or last > points: raise ValueError('Its timeline is none')
+    if len(lengths) > 1 or points > 100*TIMELINE_POINTS or last > points:
+        raise ValueError('Its timeline is none')
     return {k: v for k, v in dataclasses.asdict(record).items() if k != 'measured' or v}
 
 # %% ../../nbs/68_telemetry.ipynb #eea421df
@@ -376,7 +444,9 @@ class TernaryStats:
         model:nn.Module,
         rows:int=32, # of each layer that are compared
     ):
-        self.layers, self.rows, self.before = [m for m in model.modules() if isinstance(m, BitLinear)], rows, None
+        self.layers = [m for m in model.modules() if isinstance(m, BitLinear)]
+        self.rows = rows
+        self.before = None
 
     @torch.no_grad()
     def __call__(self)->dict: # ternary_zero, ternary_flipped (not at the first call); empty where no layer is ternary, or one is damaged
@@ -385,16 +455,36 @@ class TernaryStats:
         for m in self.layers:
             values, scale = ternarize(m.weight)
             if not torch.isfinite(scale): return {}
-            zero.append(float((values == 0).float().mean())); codes.append(pack_ternary(values[:self.rows]).cpu())
+            zero.append(float((values == 0).float().mean()))
+            codes.append(pack_ternary(values[:self.rows]).cpu())
         metrics, before = dict(ternary_zero=statistics.mean(zero)), self.before
         self.before = codes
-        if before: metrics['ternary_flipped'] = statistics.mean(float(ternary_flips(b, c, m.weight.shape[1])) for b, c, m in zip(before, codes, self.layers))
+        if before:
+            metrics['ternary_flipped'] = statistics.mean(
+                float(ternary_flips(b, c, m.weight.shape[1])) for b, c, m in zip(before, codes, self.layers)
+            )
         return metrics
 
 # %% ../../nbs/68_telemetry.ipynb #c53dfcc5
-TRACKER_NAMES = dict(loss='loss/train', aux_loss='loss/auxiliary', val_loss='loss/validation', grad_norm='gradient/norm', lr='rate/base', tokens_per_s='throughput/tokens per second, forward + backward',
-             mfu='throughput/model FLOP utilisation', seconds='throughput/seconds a step', data_wait_seconds='throughput/seconds waiting for data', joules='throughput/joules a step', seq_len='throughput/T', batch_size='throughput/B',
-             memory_bytes='memory/in use', peak_bytes='memory/peak', ternary_zero='ternary/zero', ternary_flipped='ternary/flipped', loss_scale='gradient/loss scale')
+TRACKER_NAMES = dict(
+    loss='loss/train',
+    aux_loss='loss/auxiliary',
+    val_loss='loss/validation',
+    grad_norm='gradient/norm',
+    lr='rate/base',
+    tokens_per_s='throughput/tokens per second, forward + backward',
+    mfu='throughput/model FLOP utilisation',
+    seconds='throughput/seconds a step',
+    data_wait_seconds='throughput/seconds waiting for data',
+    joules='throughput/joules a step',
+    seq_len='throughput/T',
+    batch_size='throughput/B',
+    memory_bytes='memory/in use',
+    peak_bytes='memory/peak',
+    ternary_zero='ternary/zero',
+    ternary_flipped='ternary/flipped',
+    loss_scale='gradient/loss scale',
+)
 
 # %% ../../nbs/68_telemetry.ipynb #05582d9c
 def scalars(
@@ -402,29 +492,51 @@ def scalars(
 )->dict: # 'group/name': number
     "An event under the names that trackers group by; rates layer by layer, memory category by category"
     named = {TRACKER_NAMES[k]: v for k, v in event.items() if k in TRACKER_NAMES}
-    named |= {f"loss/validation {k.removeprefix('val_loss_')}": v for k, v in event.items() if k.startswith('val_loss_')}
-    named |= {f"memory/{k.replace('_', ' ')}": v for k, v in event.items() if k.startswith(('predicted_', 'measured_'))}
+    named |= {
+        f"loss/validation {k.removeprefix('val_loss_')}": v
+        for k, v in event.items()
+        if k.startswith('val_loss_')
+    }
+    named |= {
+        f"memory/{k.replace('_', ' ')}": v
+        for k, v in event.items()
+        if k.startswith(('predicted_', 'measured_'))
+    }
     return named | {f'rate/layer {n:02}': rate for n, rate in enumerate(event.get('lrs', ()))}
 
 # %% ../../nbs/68_telemetry.ipynb #2a087aa5
 def _tensorboard(run, config, resume_step):
     require('tensorboard', 'write for TensorBoard')
-    writer = require('torch.utils.tensorboard', 'write for TensorBoard').SummaryWriter(run/'tensorboard', purge_step=resume_step + 1)
+    writer = require('torch.utils.tensorboard', 'write for TensorBoard').SummaryWriter(
+        run / 'tensorboard', purge_step=resume_step + 1
+    )
     def on_event(event):
-        for name, value in scalars(event).items(): writer.add_scalar(name, value, event['step'], walltime=event['time'])
-        if 'notice' in event: writer.add_text('notice', event['notice'], event['step'], walltime=event['time'])
+        for name, value in scalars(event).items():
+            writer.add_scalar(name, value, event['step'], walltime=event['time'])
+        if 'notice' in event:
+            writer.add_text('notice', event['notice'], event['step'], walltime=event['time'])
     return on_event, writer.close
 
 # %% ../../nbs/68_telemetry.ipynb #11fe4e33
 def _tracking_service(name, run, config, resume_step): # trackio and wandb have the same three functions
     service = require(name, f'send a run to {name}')
-    service.init(project='elleci', name=run.name, config=config, resume='allow', **dict(id=re.sub(r'\W', '-', str(run)), dir=str(run)) if name == 'wandb' else {})
+    service.init(
+        project='elleci',
+        name=run.name,
+        config=config,
+        resume='allow',
+        **dict(id=re.sub(r'\W', '-', str(run)), dir=str(run)) if name == 'wandb' else {},
+    )
     def on_event(event):
         if metrics := scalars(event): service.log(metrics, step=event['step'])
     return on_event, service.finish
 
 # %% ../../nbs/68_telemetry.ipynb #180a147b
-TRACKERS = {'tensorboard': _tensorboard, 'trackio': functools.partial(_tracking_service, 'trackio'), 'wandb': functools.partial(_tracking_service, 'wandb')}
+TRACKERS = {
+    'tensorboard': _tensorboard,
+    'trackio': functools.partial(_tracking_service, 'trackio'),
+    'wandb': functools.partial(_tracking_service, 'wandb'),
+}
 
 # %% ../../nbs/68_telemetry.ipynb #bd75429d
 @contextlib.contextmanager
@@ -437,28 +549,40 @@ def trackers(
     "Trackers that are told of a run, and closed at its end; `UserError` for a name that is unknown or not installed"
     requested = [n for n in names.split(',') if n]
     for n in requested:
-        if n not in TRACKERS: raise UserError(f"track is {names!r}: give {', '.join(TRACKERS)}, or several separated by commas.")
+        if n not in TRACKERS:
+            raise UserError(
+                f"track is {names!r}: give {', '.join(TRACKERS)}, or several separated by commas."
+            )
     with contextlib.ExitStack() as stack:
         listeners = []
         for n in requested:
             try: on_event, close = TRACKERS[n](Path(run), config, resume_step)
             except UserError: raise
-            except Exception as e: raise UserError(f'{n} could not be begun ({type(e).__name__}: {e}): set it up, or leave it out.') from None
+            except Exception as e:
+                raise UserError(
+                    f'{n} could not be begun ({type(e).__name__}: {e}): set it up, or leave it out.'
+                ) from None
             on_event.__name__ = n
-            listeners.append(on_event); stack.callback(_close_tracker, n, close)
+            listeners.append(on_event)
+            stack.callback(_close_tracker, n, close)
         yield listeners
 
 def _close_tracker(name, close):
     try: close()
-    except Exception as e: warnings.warn(f'{name} could not be closed ({type(e).__name__}: {e}); metrics.jsonl is complete.')
+    except Exception as e:
+        warnings.warn(f'{name} could not be closed ({type(e).__name__}: {e}); metrics.jsonl is complete.')
 
 # %% ../../nbs/68_telemetry.ipynb #10bb64a9
 def _lock_dir(run, mode):
     "A lock on the folder, as the number of an open file; None where there are no such locks (Windows); raises `BlockingIOError`"
     if (fcntl := optional('fcntl')) is None: return None
     file = os.open(run, os.O_RDONLY)
-    try: fcntl.flock(file, getattr(fcntl, mode) | fcntl.LOCK_NB); return file
-    except BaseException: os.close(file); raise
+    try:
+        fcntl.flock(file, getattr(fcntl, mode) | fcntl.LOCK_NB)
+        return file
+    except BaseException:
+        os.close(file)
+        raise
 
 # %% ../../nbs/68_telemetry.ipynb #5be368b7
 RUN_FOLDERS = ('checkpoints', 'tokens', 'average', 'batches', 'tensorboard')
@@ -470,7 +594,8 @@ def run_subfolder(
     "A folder within a run; `UserError` where a link or a file is in its place"
     path = Path(run)/name
     remedy = 'move it away, or give another --out.'
-    if path.is_symlink(): raise UserError(f'{path} is a link: a run writes only into folders of its own; {remedy}')
+    if path.is_symlink():
+        raise UserError(f'{path} is a link: a run writes only into folders of its own; {remedy}')
     if path.exists() and not path.is_dir(): raise UserError(f'{path} is no folder: {remedy}')
     return path
 
@@ -481,7 +606,9 @@ def _make_folder(run):
         missing = [p for p in (run, *run.parents) if not p.exists()]
         make_folder(run)
     except (OSError, ValueError) as e:
-        raise UserError(f'{run} cannot be a run folder ({getattr(e, "strerror", e)}): give another --out.') from None
+        raise UserError(
+            f'{run} cannot be a run folder ({getattr(e, "strerror", e)}): give another --out.'
+        ) from None
     return missing
 
 
@@ -495,14 +622,15 @@ def _identity(folder):
 def _acquire_lock(run):
     "Make and lock a folder: the open file, which folder it is, and the folders that were made for it"
     made = []
-    for _ in range(6):                                                      # who only looks holds it for an instant
+    for _ in range(6):  # who only looks holds it for an instant
         made = _make_folder(run) + made
         try: lock = _lock_dir(run, 'LOCK_EX')
         except FileNotFoundError: continue                                  # who had made it has just removed it
         except BlockingIOError:
             time.sleep(.05)
             continue
-        except OSError as e: raise UserError(f'{run} cannot be a run folder ({e.strerror}): give another --out.') from None
+        except OSError as e:
+            raise UserError(f'{run} cannot be a run folder ({e.strerror}): give another --out.') from None
         identity = _identity(run if lock is None else lock)
         if _identity(run) == identity: return lock, identity, made
         os.close(lock)
@@ -514,8 +642,11 @@ def _check_same_dir(run, identity):
     try: there = _identity(run) == identity
     except OSError: return                                                  # a network's hiccup says nothing
     if not there:
-        raise UserError(f'{run} was removed, moved or replaced while it was trained in, and what was not saved there is lost: '
-                        'give another --out, or, if you have moved the folder, its new place and --resume.')
+        raise UserError(
+            f'{run} was removed, moved or replaced while it was trained in, '
+            'and what was not saved there is lost: '
+            'give another --out, or, if you have moved the folder, its new place and --resume.'
+        )
 
 
 @contextlib.contextmanager
@@ -543,7 +674,9 @@ def is_running(
     if not run.is_dir(): return False
     try: lock = _lock_dir(run, 'LOCK_SH')
     except BlockingIOError: return True
-    if lock is not None: os.close(lock); return False
+    if lock is not None:
+        os.close(lock)
+        return False
     path = run/'metrics.jsonl'
     return path.exists() and time.time() - path.stat().st_mtime < 60
 
@@ -555,7 +688,8 @@ def send_command(
     command:str,     # one of `COMMANDS`
 ):
     "Ask a run to pause after the step it is in, to go on, to save, or to save and stop"
-    if command not in COMMANDS: raise UserError(f'A run cannot be asked to {command}: use {", ".join(COMMANDS)}.')
+    if command not in COMMANDS:
+        raise UserError(f'A run cannot be asked to {command}: use {", ".join(COMMANDS)}.')
     if not Path(run).is_dir(): raise UserError(f'There is no run in {run}: give the folder of one.')
     atomic_write(Path(run)/'control', command)
 
@@ -574,5 +708,7 @@ def take_command(
     with contextlib.suppress(OSError): taken.unlink()
     if command in COMMANDS: return command
     known = ', '.join(COMMANDS)
-    warnings.warn(f'{path} held {command!r}, which is nothing that a run can be asked: use {known}.', stacklevel=2)
+    warnings.warn(
+        f'{path} held {command!r}, which is nothing that a run can be asked: use {known}.', stacklevel=2
+    )
     return ''

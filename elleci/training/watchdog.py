@@ -22,7 +22,8 @@ def loss_spike(
     *before, last = losses
     if len(before) < 16: return 0.
     middle = statistics.median(before)
-    usual = 1.4826*statistics.median(abs(x - middle) for x in before)      # the standard deviation, if they were normal
+    # the standard deviation, if they were normal
+    usual = 1.4826*statistics.median(abs(x - middle) for x in before)
     return last - middle if last > middle + max(8*usual, .1*abs(middle)) else 0.
 
 # %% ../../nbs/67_watchdog.ipynb #1fdd3743
@@ -50,14 +51,23 @@ class HealthMonitor:
         total:int|None=None,    # bytes of the card; None where there is none
         expected:int|None=None, # bytes that the account says last between steps
     ):
-        self.device, self.total, self.expected, self.reported, self.clocks, self.steps = device, total, expected, {}, None, 0
+        self.device = device
+        self.total = total
+        self.expected = expected
+        self.reported = {}
+        self.clocks = None
+        self.steps = 0
         self.losses, self.waited, self.seconds = (deque(maxlen=WINDOW + 1) for _ in range(3))
-        self.levels, self.reserved = deque(maxlen=65*64), deque(maxlen=WINDOW + 1)      # as much as `find_leaks` looks at
+        # as much as `find_leaks` looks at
+        self.levels, self.reserved = deque(maxlen=65*64), deque(maxlen=WINDOW + 1)
 
     def _report_once(self, kind, trouble, sentence):
         "The sentence where the trouble is new: larger by a half than when it was told of last"
-        last, self.reported[kind] = self.reported.get(kind, 0.), max(self.reported.get(kind, 0.), trouble) if trouble else 0.
-        if trouble and trouble > 1.5*last: self.reported[kind] = trouble; return [(kind, sentence())]
+        last = self.reported.get(kind, 0.)
+        self.reported[kind] = max(self.reported.get(kind, 0.), trouble) if trouble else 0.
+        if trouble and trouble > 1.5*last:
+            self.reported[kind] = trouble
+            return [(kind, sentence())]
         return []
 
     def __call__(self,
@@ -68,19 +78,76 @@ class HealthMonitor:
         reserved:int,  # bytes that the allocator holds
         clocks:tuple,  # (wall, steady) in seconds, now
     )->list: # of (kind, sentence)
-        first = not self.steps; self.steps += 1                             # which waits for workers to start, and for kernels to compile
-        for kept, x in ((self.losses, loss), (self.levels, level)) + ((self.seconds, seconds), (self.waited, waited), (self.reserved, reserved))*(not first): kept.append(x)
-        notices = self._report_once('spike', far := loss_spike(self.losses), lambda: f'The loss is {loss:.3f}, {far:.2f} above the median of the steps before: look at the batch if it does not come down.')
-        notices += self._report_once('data_stalled', late := data_stalled(self.waited, self.seconds), lambda: f'{late:.0%} of the time is spent waiting for data: give more --num-workers, or faster storage.')
+        # which waits for workers to start, and for kernels to compile
+        first = not self.steps
+        self.steps += 1
+        for kept, x in ((self.losses, loss), (self.levels, level)) + (
+            (self.seconds, seconds),
+            (self.waited, waited),
+            (self.reserved, reserved),
+        ) * (not first):
+            kept.append(x)
+        notices = self._report_once(
+            'spike',
+            far := loss_spike(self.losses),
+            lambda: (
+                f'The loss is {loss:.3f}, {far:.2f} above the median of the steps before: '
+                'look at the batch if it does not come down.'
+            ),
+        )
+        notices += self._report_once(
+            'data_stalled',
+            late := data_stalled(self.waited, self.seconds),
+            lambda: (
+                f'{late:.0%} of the time is spent waiting for data: give more --num-workers, '
+                'or faster storage.'
+            ),
+        )
         moved = clock_jump(clocks[0] - self.clocks[0], clocks[1] - self.clocks[1]) if self.clocks else 0.
         self.clocks = clocks
-        if moved: notices += [('clock', f'The clock has moved by {moved:+,.0f} s between two steps: the machine slept, or its clock was set; nothing is lost.')]
+        if moved:
+            notices += [
+                (
+                    'clock',
+                    f'The clock has moved by {moved:+,.0f} s between two steps: the machine slept, '
+                    'or its clock was set; nothing is lost.',
+                )
+            ]
         return notices if self.steps % 16 else notices + self._check_memory()
 
     def _check_memory(self):
-        leak = next(iter(find_leaks([[n] for n in self.levels], min_slope=64*1024 if self.device.type == 'cpu' else 1024)), None)
-        ought = f', where the account has {fmt_bytes(self.expected)}' if self.expected and self.device.type == 'cuda' else ''
-        notices = self._report_once('leak', leak.live if leak else 0., lambda: f'Memory grows by {fmt_bytes(leak.per_step)} a step and does not come back: {fmt_bytes(leak.live)} by now{ought}; '
-                          'look for tensors that are kept with their graph (`elleci.memory.measure.LeakDetector` names the line).')
-        signs = spill_signs(list(self.reserved), self.total, list(self.seconds)) if self.total and self.reserved else []
-        return notices + self._report_once('spill', float(len(signs)), lambda: ' '.join(signs) + ' Take fewer rows at a time, or set the driver to refuse what does not fit.')
+        leak = next(
+            iter(
+                find_leaks(
+                    [[n] for n in self.levels], min_slope=64 * 1024 if self.device.type == 'cpu' else 1024
+                )
+            ),
+            None,
+        )
+        ought = (
+            f', where the account has {fmt_bytes(self.expected)}'
+            if self.expected and self.device.type == 'cuda'
+            else ''
+        )
+        notices = self._report_once(
+            'leak',
+            leak.live if leak else 0.0,
+            lambda: (
+                f'Memory grows by {fmt_bytes(leak.per_step)} a step and does not come back: '
+                f'{fmt_bytes(leak.live)} by now{ought}; '
+                'look for tensors that are kept with their graph (`elleci.memory.measure.LeakDetector` '
+                'names the line).'
+            ),
+        )
+        signs = (
+            spill_signs(list(self.reserved), self.total, list(self.seconds))
+            if self.total and self.reserved
+            else []
+        )
+        return notices + self._report_once(
+            'spill',
+            float(len(signs)),
+            lambda: (
+                ' '.join(signs) + ' Take fewer rows at a time, or set the driver to refuse what does not fit.'
+            ),
+        )
