@@ -80,7 +80,7 @@ def _default_generators(
 class _ReplayRNG:
     """Makes a block's second pass draw the random numbers of its first.
 
-    Created before the first pass; entered around the second, it sets the generators back, and restores them after."""
+    Created before the first pass and entered around the second, which begins with the generators' old states."""
     def __init__(self,
         x:Tensor, # what the block computes with
         inner,    # another context, entered inside this one
@@ -91,7 +91,7 @@ class _ReplayRNG:
         self.meta = x.is_meta and effective_device_type(x)
 
     def _state(self, generator):
-        "(5056,) uint8 on a CPU. Held in NumPy's memory, so that a memory measurement does not count it as the block's"
+        "(5056,) uint8 on a CPU. In NumPy's memory, so that a memory measurement does not count it"
         state = generator.get_state()
         if not self.meta: return torch.from_numpy(state.numpy().copy())
         # A dry run cannot see the generator allocate its state, so we allocate as much beside it.
@@ -202,7 +202,7 @@ def _check_decode_inputs(
     seq_idx:Tensor|None, # (B, T)
     cache:list,      # one dict per block
 ):
-    "Raise `UserError` for a decoding step that some layer would refuse, before any layer has changed its cache"
+    "Raise `UserError` for a decoding step that a layer would refuse, before any has changed its cache"
     weight = model.embedding.weight
     integer = tokens.dtype in (torch.int32, torch.int64)
     if not integer or tokens.ndim != 2 or not tokens.numel() or tokens.device != weight.device:
@@ -223,7 +223,7 @@ def _check_decode_inputs(
 def _cache_transaction(
     cache:list|None, # one dict per block
 ): # gives copies of the dicts, or None
-    "Layers update copies of their caches; they are taken over at the end, or not at all if there is an exception"
+    "Layers update copies of their caches; they are taken over at the end unless there is an exception"
     if cache is None:
         yield None
         return
@@ -232,7 +232,7 @@ def _cache_transaction(
     except BaseException:
         for layer in cache:
             if 'length' not in layer: continue
-            # Keys and values are written in place, behind the length that counts them: clear what was written.
+            # Keys and values are written in place, behind the length that counts them: clear them.
             for t in layer.values():
                 if isinstance(t, Tensor): t[:, layer['length']:] = 0
         raise

@@ -54,7 +54,7 @@ def attention(
     seq_idx:Tensor|None=None, # (B, T) integers, a new document starts where they change; None: one per row
     scale:float|None=None, # of the scores; None takes 1/√Pk
 )->Tensor: # (B, Tq, H, Pv) in q's dtype
-    "Causal attention within documents (Vaswani et al. 2017, eq. 1), in O(T) memory; `UserError` for shapes that do not match"
+    "Causal attention within documents (Vaswani et al. 2017, eq. 1) in O(T) memory; may raise `UserError`"
     B, Tq, _, P = q.shape
     T, Pv = k.shape[1], v.shape[-1]
     if Tq > T:
@@ -91,7 +91,7 @@ def rope(
     positions:Tensor, # (B, T) integers
     theta:float,      # base of the speeds
 )->Tensor: # (B, T, H, P) in x's dtype
-    "Rotate each pair (i, i + P/2) of channels by its token's angle (Su et al. 2021, eq. 34, with halves as pairs)"
+    "Rotate each pair (i, i + P/2) of channels by its token's angle (Su et al. 2021, eq. 34)"
     dtype = compute_dtype(x)
     angle = rope_angles(positions, x.shape[-1], theta, dtype)[:, :, None]
     cos, sin = angle.cos(), angle.sin()

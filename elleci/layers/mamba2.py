@@ -49,14 +49,16 @@ def check_cache(
     x:Tensor,   # (B, T, …) the next tokens, or what was computed from them
     seq_idx:Tensor|None=None, # (B, T)
 ):
-    "Raise `UserError` if `x` does not fit the cache: another number of rows, too many tokens, or several documents"
+    "Raise `UserError` if `x` does not fit the cache: other rows, too many tokens, or several documents"
     if seq_idx is not None:
         raise UserError('A cache holds one document per row: give either seq_idx or a cache, not both.')
     B, T = x.shape[:2]
     tensors = [t for t in cache.values() if isinstance(t, Tensor)]
     for t in tensors:
         if len(t) != B:
-            raise UserError(f'The cache was made for {len(t)} rows and {B} were given: make one with batch={B}.')
+            raise UserError(
+                f'The cache was made for {len(t)} rows and {B} were given: make one with batch={B}.'
+            )
     if 'length' not in cache: return                     # a state has no room that could run out
     room = min(t.shape[1] for t in tensors)
     start = cache['length']
@@ -84,7 +86,9 @@ def _scan(cache, x, dt, A, B, C, D, chunk_size, seq_idx):
         state = state.clone()                            # `ssd_decode` updates it in place
         y = ssd_decode(state, x[:, 0], dt[:, 0], A, B[:, 0], C[:, 0], D)[:, None]
     else:
-        y, state = ssd(x, dt, A, B, C, chunk_size, D, initial_state=state, return_final_state=True, check=False)
+        y, state = ssd(
+            x, dt, A, B, C, chunk_size, D, initial_state=state, return_final_state=True, check=False
+        )
     cache['ssm'] = state.detach()
     return y
 
@@ -139,6 +143,7 @@ class Mamba2(KeepsFp32):
         "An empty cache: the convolution's last d_conv − 1 inputs, and the state. `max_len` does not matter"
         c = self.cfg
         device = device or self.D.device
-        conv = torch.zeros(batch, c.d_conv - 1, c.conv_dim, dtype=dtype or self.in_proj.weight.dtype, device=device)
+        dtype = dtype or self.in_proj.weight.dtype
+        conv = torch.zeros(batch, c.d_conv - 1, c.conv_dim, dtype=dtype, device=device)
         ssm = torch.zeros(batch, c.n_ssm_heads, c.headdim, c.d_state, dtype=self.D.dtype, device=device)
         return dict(conv=conv, ssm=ssm)

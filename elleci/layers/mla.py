@@ -99,7 +99,7 @@ def _decode_attention(
 
 # %% ../../nbs/31_mla.ipynb #72a9b91b
 class MLA(nn.Module):
-    "Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, §2.1): (B, T, D) to (B, T, D), causal per document"
+    "Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, §2.1): causal within each document"
     def __init__(self,
         cfg:ModelConfig,  # its widths: d_model, n_attn_heads, the head dims, kv_lora_rank; and rope_theta
         linear=nn.Linear, # class of the four projections; with `operands`, generation is exact for it too
@@ -140,7 +140,7 @@ class MLA(nn.Module):
         return self.o_proj(out.flatten(-2))
 
     def new_cache(self, batch, max_len, dtype=None, device=None):
-        "An empty cache for `batch` rows of up to `max_len` tokens: r + rope numbers a token for all heads together"
+        "An empty cache for `batch` rows of up to `max_len` tokens: r + rope numbers a token"
         dtype = dtype or self.kv_down.weight.dtype
         device = device or self.norm.weight.device
         latent = torch.zeros(batch, max_len, self.cfg.kv_lora_rank, dtype=dtype, device=device)

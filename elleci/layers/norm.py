@@ -14,7 +14,7 @@ from ..kernels.pointwise import rms_norm
 class KeepsFp32(nn.Module):
     "A module whose own parameters stay in fp32 (or float64) when a model is cast to bf16 or fp16"
     def _apply(self, fn, recurse=True):
-        # `nn.Module.to`, `bfloat16()`, `cuda()` all come through here, with the function that moves or casts a tensor.
+        # `to`, `bfloat16`, `cuda` all come through here, with the function that moves or casts a tensor.
         def move_but_keep_fp32(t):
             moved = fn(t)
             return t.to(moved.device) if moved.dtype in (torch.bfloat16, torch.float16) else moved
@@ -50,7 +50,7 @@ class RMSNorm(KeepsFp32):
 def project(
     x:Tensor, # (…, d_in)
     norm:nn.Module|None, # an `RMSNorm`, or none
-    *linears:nn.Module, # layers that read the same input; one with `fuses_norm` may be called as linear(x, norm)
+    *linears:nn.Module, # that read the same input; one with `fuses_norm` may be called as linear(x, norm)
 )->list: # linear(norm(x)) of each
     "Linear layers behind a norm; the norm is fused into them where each of them can do that"
     # A norm with hooks, or of another class, must be called itself.
