@@ -19,7 +19,7 @@ from torch.utils.checkpoint import (
 )
 from .core import UserError, effective_device_type
 from .config import ModelConfig
-from .memory.dryrun import host_scope
+from .annotate import host_scope
 from .layers.norm import RMSNorm
 from .layers.eigenstate import Eigenstate
 from .layers.mamba2 import Mamba2, check_cache
