@@ -38,17 +38,9 @@ from elleci.config import (
     read_config,
 )
 from ..files import open_regular
-from elleci.memory.ledger import (
-    CARDS,
-    CATEGORIES,
-    COLOURS,
-    card_bytes,
-    block_activation_bytes,
-    head_activation_bytes,
-    parameter_counts,
-    parameter_shapes,
-    phase_peaks,
-)
+from ..memory.ledger import CARDS, COLOURS, card_bytes, block_activation_bytes, head_activation_bytes
+from ..memory.ledger import parameter_counts, parameter_shapes, phase_peaks
+from ..annotate import CATEGORIES
 from ..planning.step_time import MACHINES, step_time
 from ..planning.account import account, alternatives, downsample_max, verdict
 from ..training.telemetry import MAX_LOG_BYTES, send_command, decode_events, is_running, read_memory

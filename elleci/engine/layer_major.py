@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from ..core import UserError, autocast_device, collect_aux_losses
 from ..config import ModelConfig, TrainConfig
-from ..memory.dryrun import layer_scope
+from ..annotate import layer_scope
 from .offload import PLACEMENTS, FlatBuffer, HostMemory, TransferStream, ActivationStore
 from ..layers.ffn import BitLinear, cache_ternary_weights
 from ..model import IGNORE_INDEX, Elleci, token_loss

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from ..core import UserError, compute_dtype, document_ids, full_precision
 from .triton_compat import cdiv, jit, next_power_of_2, pick_backend, tl
-from ..memory.dryrun import declare_temporaries
+from ..annotate import declare_temporaries
 
 # %% ../../nbs/17_fused.ipynb #cc5aeec1
 def _mask_other_documents(

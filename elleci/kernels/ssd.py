@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from ..core import UserError, compute_dtype, document_ids, full_precision, require
 from .triton_compat import cdiv, jit, next_power_of_2, pick_backend, tl
 from .ssd_reference import ssd_recurrent, ssd_step
-from ..memory.dryrun import declare_temporaries
+from ..annotate import declare_temporaries
 
 # %% ../../nbs/21_ssd_triton.ipynb #780d0b75
 def _check_that(
