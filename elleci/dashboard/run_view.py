@@ -13,20 +13,10 @@ from array import array
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 import numpy as np
-from elleci.core import (
-    GiB,
-    MiB,
-    Range,
-    UserError,
-    validate_ranges,
-    figure,
-    fmt_bytes,
-    fmt_count,
-    optional,
-    pip_install,
-    require,
-    run_command,
-)
+from ..core import GiB, MiB, Range, UserError, validate_ranges, fmt_bytes, fmt_count, optional
+from ..core import pip_install, require
+from ..plots import figure
+from ..command_line import run_command
 from elleci.config import (
     CHECKPOINTING,
     CHOICES,

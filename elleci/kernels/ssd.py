@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from ..core import UserError, compute_dtype, document_ids, full_precision, require
+from ..core import UserError, compute_dtype, full_precision, require
+from ..documents import document_ids
 from .triton_compat import cdiv, jit, next_power_of_2, pick_backend, tl
 from .ssd_reference import ssd_recurrent, ssd_step
 from ..memory.dryrun import declare_temporaries

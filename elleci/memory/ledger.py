@@ -10,7 +10,8 @@ __all__ = ['CARDS', 'CATEGORIES', 'LOSS_WORKSPACE_BYTES', 'COLOURS', 'parse_byte
 # %% ../../nbs/10_ledger.ipynb #f9f0081e
 import math, re
 from decimal import Decimal
-from ..core import GiB, KiB, MiB, UserError, figure
+from ..core import GiB, KiB, MiB, UserError
+from ..plots import figure
 from ..config import ModelConfig, TrainConfig
 
 # %% ../../nbs/10_ledger.ipynb #26c583d5
