@@ -4,18 +4,14 @@
 
 # %% auto #0
 __all__ = ['KiB', 'MiB', 'GiB', 'META_DEVICE_TYPE', 'PositiveInt', 'NonNegativeInt', 'NumWorkers', 'Seed', 'Fraction',
-           'RENAMED_SETTINGS', 'RENAMED_VALUES', 'fmt_bytes', 'fmt_count', 'UserError', 'optional', 'pip_install',
-           'require', 'pick_device', 'compute_dtype', 'autocast_device', 'linear_dtype', 'full_precision',
-           'effective_device_type', 'seed_everything', 'assert_close', 'document_ids', 'add_aux_loss',
-           'collect_aux_losses', 'memory_in_use', 'memory_free', 'sync_folder', 'make_folder', 'replace_file',
-           'atomic_write', 'Range', 'type_and_range', 'validate_ranges', 'read_number', 'flags', 'current_name',
-           'current_value', 'former_names', 'read_arguments', 'OutputError', 'LineStream', 'BackgroundWriter',
-           'reopen_standard_streams', 'safe_output', 'is_out_of_memory', 'plain_warnings', 'run_command', 'figure',
-           'show_png']
+           'RENAMED_SETTINGS', 'RENAMED_VALUES', 'fmt_bytes', 'fmt_count', 'UserError', 'is_out_of_memory', 'optional',
+           'pip_install', 'require', 'pick_device', 'compute_dtype', 'autocast_device', 'linear_dtype',
+           'full_precision', 'effective_device_type', 'seed_everything', 'assert_close', 'memory_in_use', 'memory_free',
+           'sync_folder', 'make_folder', 'replace_file', 'atomic_write', 'Range', 'type_and_range', 'validate_ranges',
+           'read_number', 'current_name', 'current_value', 'former_names']
 
 # %% ../nbs/00_core.ipynb #e869ebc2
-import contextlib, contextvars, errno, functools, importlib, inspect, io, os, queue, random, re, select, shlex, signal
-import sys, threading, typing, warnings
+import contextlib, functools, importlib, inspect, os, random, re, shlex, sys, typing, warnings
 from pathlib import Path
 import numpy as np
 import torch
@@ -45,6 +41,14 @@ def fmt_count(
 # %% ../nbs/00_core.ipynb #219639be
 class UserError(ValueError):
     "A mistake in what the user gave; its text is one sentence that says what to do"
+
+# %% ../nbs/00_core.ipynb #f1b06570
+def is_out_of_memory(
+    e:BaseException,
+)->bool:
+    "Whether an error says that memory ran out, of the machine or of a card"
+    phrases = ('out of memory', "can't allocate memory", 'ALLOC_FAILED')
+    return isinstance(e, (torch.OutOfMemoryError, MemoryError)) or any(s in str(e) for s in phrases)
 
 # %% ../nbs/00_core.ipynb #170b968b
 def _import_if_installed(
@@ -189,36 +193,6 @@ def assert_close(
         f'{e[where]:.6g} (atol={atol:g}, rtol={rtol:g})'
     )
 
-# %% ../nbs/00_core.ipynb #ef9b1bf6
-def document_ids(
-    seq_idx:Tensor, # (B, T) integers
-)->Tensor: # (B, T) int64, 0 in the first document of a row, 1 in the next, …
-    "Number the documents of each row from 0"
-    if seq_idx.is_floating_point() or seq_idx.ndim != 2:
-        raise UserError(
-            f'seq_idx is {seq_idx.dtype} of shape {tuple(seq_idx.shape)}: give integers of shape (B, T).'
-        )
-    new = seq_idx[:, 1:] != seq_idx[:, :-1]
-    return torch.nn.functional.pad(new.long(), (1, 0)).cumsum(1)
-
-# %% ../nbs/00_core.ipynb #8092558b
-_AUX_LOSSES = contextvars.ContextVar('auxiliary losses', default=None)
-
-# %% ../nbs/00_core.ipynb #5b60f4fe
-def add_aux_loss(
-    value:Tensor, # () nats per token of this micro-batch
-):
-    "Called by a layer: add `value` to the loss of the micro-batch"
-    if (found := _AUX_LOSSES.get()) is not None: found.append(value)
-
-# %% ../nbs/00_core.ipynb #7c5568f6
-@contextlib.contextmanager
-def collect_aux_losses():
-    "Within it `add_aux_loss` is heard; gives the list of what was said"
-    token = _AUX_LOSSES.set([])
-    try: yield _AUX_LOSSES.get()
-    finally: _AUX_LOSSES.reset(token)
-
 # %% ../nbs/00_core.ipynb #3f423516
 def memory_in_use(
     device:torch.device, # where the work happens
@@ -357,16 +331,6 @@ def read_number(
     if bounds: bounds.check(name, value)
     return value
 
-# %% ../nbs/00_core.ipynb #e94ba539
-def flags(
-    f, # function with annotated parameters
-)->dict: # name: `inspect.Parameter`, of those that can be typed: text, numbers, switches
-    "The parameters of a function that are flags of its command"
-    known = inspect.signature(f).parameters
-    return {
-        name: p for name, p in known.items() if type_and_range(p.annotation)[0] in (str, int, float, bool)
-    }
-
 # %% ../nbs/00_core.ipynb #d1c0a7e2
 RENAMED_SETTINGS = {
     'accumulate': 'grad_accum_steps',
@@ -410,316 +374,3 @@ def former_names(
 )->list[str]:
     "The names that earlier versions gave to a setting, which a command still understands"
     return [old for old, new in RENAMED_SETTINGS.items() if new == name]
-
-# %% ../nbs/00_core.ipynb #09c1ba6a
-def _option(
-    parser, # argparse.ArgumentParser
-    p,      # inspect.Parameter
-    help:str|None, # one line
-):
-    "Add one function parameter to `parser` as a --flag"
-    names = ['--' + name.replace('_', '-') for name in (p.name, *former_names(p.name))]
-    kind, bounds = type_and_range(p.annotation)
-    if kind is bool: return parser.add_argument(*names, action='store_true', help=help)
-    if bounds: help = f'{help or ""} ({bounds.low:,} to {bounds.high:,})'.strip()
-    needed = p.default is inspect.Parameter.empty
-    default = None if needed else p.default
-    parser.add_argument(*names, required=needed, default=default, help=help, metavar=kind.__name__)
-
-# %% ../nbs/00_core.ipynb #4c7875b4
-def read_arguments(
-    f,         # function with annotated parameters, see `flags`
-    argv=None, # list of arguments; None takes the shell's
-)->dict: # name: value
-    "Read a command line as the arguments of `f`; `UserError` for what is no flag, no such value, or no text"
-    import argparse
-    help = dict(re.findall(r'^\s+(\w+):.*?# (.*)$', inspect.getsource(f), re.M))
-    class Parser(argparse.ArgumentParser):
-        def error(self, message): raise UserError(f'{message}; see {self.prog} --help.')
-    parser, known = Parser(prog=f.__name__, description=f.__doc__), flags(f)
-    for p in known.values(): _option(parser, p, help.get(p.name))
-    args = vars(parser.parse_args(argv))
-    for name, v in args.items():
-        flag = '--' + name.replace('_', '-')
-        if v == []: raise UserError(f"{flag} is '--': give a value.")      # what argparse makes of it
-        if not isinstance(v, str): continue
-        if v.encode('utf-8', 'ignore').decode() != v:
-            raise UserError(f'{flag} is not UTF-8 text: give ordinary characters.')
-        args[name] = current_value(name, read_number(flag, known[name].annotation, v))
-    return args
-
-# %% ../nbs/00_core.ipynb #10a6a756
-class OutputError(OSError):
-    "Standard output did not take what a command printed"
-
-# %% ../nbs/00_core.ipynb #d767c855
-def _write_all(
-    file:int,   # descriptor
-    data:bytes, # all of which is written, however long that takes
-):
-    "Write to a descriptor, which somebody may have set to be non-blocking"
-    while data:
-        try: data = data[os.write(file, data):]
-        except BlockingIOError: select.select([], [file], [])
-
-# %% ../nbs/00_core.ipynb #f2239a49
-def _write_or_raise(
-    file:int|None, # descriptor; None where it is closed
-    data:bytes,
-):
-    "Write now; raises `OutputError`"
-    try:
-        if file is None: raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        _write_all(file, data)
-    except OSError as e: raise OutputError(e.errno, e.strerror) from None
-
-
-def _write_if_possible(
-    file:int|None, # descriptor; None where it is closed
-    data:bytes,
-):
-    "Write now, or not at all"
-    with contextlib.suppress(OSError):
-        if file is not None: _write_all(file, data)
-
-# %% ../nbs/00_core.ipynb #aa245b58
-class LineStream(io.TextIOBase):
-    "A text stream in the place of a standard one: it passes on whole lines, encoded, and never raises for a character"
-    def __init__(self,
-        stream, # the standard stream, whose encoding and terminal it has; None where that was closed
-        send,   # called with bytes: lines, or what was flushed
-    ):
-        self.stream = stream
-        self.send = send
-        self.text = ''
-        self.lock = threading.RLock()
-
-    @property
-    def encoding(self): return getattr(self.stream, 'encoding', None) or 'utf-8'
-    @property
-    def errors(self):
-        return 'backslashreplace' if getattr(self.stream, 'errors', '') == 'backslashreplace' else 'replace'
-
-    def write(self, text):
-        with self.lock: self.text += text
-        if '\n' in text: self.flush()
-        return len(text)
-
-    def flush(self):
-        with self.lock: text, self.text = self.text, ''
-        if text: self.send(text.encode(self.encoding, self.errors))
-
-    def writable(self): return True
-    def isatty(self): return self.stream is not None and self.stream.isatty()
-    def fileno(self):
-        if self.stream is None: raise io.UnsupportedOperation('This stream was closed.')
-        return self.stream.fileno()
-
-# %% ../nbs/00_core.ipynb #036b21e4
-class BackgroundWriter:
-    "Writes to a file from a thread, so that a reader who is slow or gone delays nobody; what the file does not take is lost"
-    MAX_LINES, MAX_REFRESHES = 1000, 10 # that may wait; a progress bar's new state is worth less than a line
-
-    def __init__(self,
-        file:int, # descriptor
-    ):
-        self.file, self.queue, self.lost = os.dup(file), queue.SimpleQueue(), 0
-        self.thread = threading.Thread(target=self._write, name='output', daemon=True)
-        self.thread.start()
-
-    def __call__(self,
-        data:bytes,
-    ):
-        "Hand over a line, or a progress bar that ends on no line feed; returns at once"
-        line = data.endswith(b'\n')
-        if self.queue.qsize() < (self.MAX_LINES if line else self.MAX_REFRESHES): self.queue.put(data)
-        else: self.lost += line
-
-    def _write(self):
-        while (data := self.queue.get()) is not None:
-            _write_if_possible(self.file, data)
-            if self.lost and self.queue.empty(): self._report_lost_lines()
-        if self.lost: self._report_lost_lines()
-        os.close(self.file)
-
-    def _report_lost_lines(self):
-        lost, self.lost = self.lost, 0
-        _write_if_possible(
-            self.file, f'[{lost:,} lines are missing here: nobody read them in time]\n'.encode()
-        )
-
-    def close(self,
-        timeout:float=5., # seconds
-    ):
-        "Wait until all is written, but not for longer than `timeout`"
-        self.queue.put(None)
-        self.thread.join(timeout)
-
-# %% ../nbs/00_core.ipynb #829acf69
-def reopen_standard_streams():
-    "Open `/dev/null` in the place of standard input, output and error where they are closed, lest a file gets that number"
-    for number in range(3):
-        try: os.fstat(number)
-        except OSError:
-            opened = os.open(os.devnull, os.O_RDONLY if number else os.O_WRONLY)
-            os.dup2(opened, number, inheritable=True)
-            if opened != number: os.close(opened)
-
-# %% ../nbs/00_core.ipynb #bb2d8b92
-def _file_descriptor(stream): # of its file; None where that is closed
-    try: return stream.fileno()
-    except (AttributeError, OSError, ValueError): return None
-
-
-# %% ../nbs/00_core.ipynb #6c43f639
-@contextlib.contextmanager
-def safe_output(
-    droppable:bool=False, # True: output that fails or waits is dropped; False: on standard output it raises `OutputError`
-):
-    "Within it, what goes to this process's own standard output and error neither raises for a character nor ends it"
-    own = {n: getattr(sys, n) for n in ('stdout', 'stderr') if getattr(sys, n) is getattr(sys, f'__{n}__')}
-    if os.name != 'posix': own = {}
-    files, threads, outputs = {n: _file_descriptor(s) for n, s in own.items()}, [], {}
-    for name, stream in own.items():
-        with contextlib.suppress(AttributeError, OSError, ValueError): stream.flush()
-        send = functools.partial(_write_or_raise if name == 'stdout' else _write_if_possible, files[name])
-        if droppable and files[name] is not None:
-            if not (threads and os.path.sameopenfile(threads[-1].file, files[name])):
-                threads.append(BackgroundWriter(files[name]))
-            send = threads[-1]
-        elif droppable: send = functools.partial(_write_if_possible, None)
-        outputs[name] = LineStream(stream, send)
-    for name, output in outputs.items(): setattr(sys, name, output)
-    try: yield
-    finally:
-        for name, output in outputs.items():
-            setattr(sys, name, own[name])
-            if droppable: output.flush()
-        for thread in threads: thread.close()
-        # who kept it
-        for name, output in outputs.items(): output.send = functools.partial(_write_if_possible, files[name])
-
-# %% ../nbs/00_core.ipynb #f1b06570
-def is_out_of_memory(
-    e:BaseException,
-)->bool:
-    "Whether an error says that memory ran out, of the machine or of a card"
-    phrases = ('out of memory', "can't allocate memory", 'ALLOC_FAILED')
-    return isinstance(e, (torch.OutOfMemoryError, MemoryError)) or any(s in str(e) for s in phrases)
-
-# %% ../nbs/00_core.ipynb #c3c77b37
-_REMEDIES = {
-    errno.ENOSPC: 'make room on the disk',
-    errno.ENOMEM: 'close other programs, or ask for less at a time',
-    errno.EMFILE: 'allow more open files with `ulimit -n`',
-    errno.EACCES: 'check its permissions',
-    errno.EROFS: 'choose a place that can be written to',
-    errno.ELOOP: 'mend the link, which leads back to itself',
-}
-
-
-def _error_message(e):
-    "What to tell a user of an error that a command may end in; None for any other"
-    if isinstance(e, UserError): return str(e)
-    if isinstance(e, OutputError):
-        return f'standard output takes no more ({e.strerror}): make room there, or send it elsewhere.'
-    if is_out_of_memory(e): return 'memory ran out: close other programs, or ask for less at a time.'
-    if not isinstance(e, OSError): return None
-    return f"{e}: {_REMEDIES.get(e.errno, 'check the path, its permissions and the room on the disk')}."
-
-# %% ../nbs/00_core.ipynb #3c9c974e
-def _run_and_report(
-    f,    # as for `run_command`
-    argv, # as for `run_command`
-)->int: # exit code
-    "Call `f`, and say in one line why it did not come to its end"
-    report = functools.partial(print, f'{f.__name__}:', file=sys.stderr)
-    try:
-        with plain_warnings(f.__name__): f(**read_arguments(f, argv))
-        if sys.stdout is not None: sys.stdout.flush()
-    except KeyboardInterrupt as e:
-        if argv is None: _ignore_signals(signal.SIGINT)
-        report(str(e) or 'interrupted')
-        return 130*(not e.args)
-    except OutputError as e:
-        # what a shell reports of a tool that was ended by the same
-        if e.errno == errno.EPIPE: return 128 + 13
-        report(_error_message(e))
-        return 2
-    except Exception as e:
-        if (sentence := _error_message(e)) is None: raise
-        report(sentence)
-        return 2
-    return 0
-
-
-def _ignore_signals(*signals):
-    "Let signals pass without effect; in the main thread, which alone may say so"
-    if threading.current_thread() is not threading.main_thread(): return
-    for s in signals: signal.signal(s, signal.SIG_IGN)
-
-# %% ../nbs/00_core.ipynb #8c79cb55
-@contextlib.contextmanager
-def plain_warnings(
-    name:str, # of the command
-):
-    "Within it a warning of ours is one sentence, without the line of code that gave it"
-    before = warnings.formatwarning
-    def plainly(message, category, *where, **more):
-        return (
-            f'{name}: {message}\n' if category is UserWarning else before(message, category, *where, **more)
-        )
-    warnings.formatwarning = plainly
-    try: yield
-    finally: warnings.formatwarning = before
-
-# %% ../nbs/00_core.ipynb #3858f608
-def run_command(
-    f,         # function with annotated parameters (str, int, float, bool, or `T|None`); others are not flags
-    argv=None, # list of arguments; None takes the shell's, and the process is the command's own
-    droppable:bool=False, # True: `f` is not run for what it prints, see `safe_output`
-)->int: # exit code: 0, also for what was stopped in good order and says so, 2 for a `UserError` or what the system refuses, 130 for Ctrl-C, 141 for a reader that has gone
-    "Call `f` from a command line; a `UserError`, or a disk that is full, becomes one sentence on stderr"
-    if argv is not None: return _run_and_report(f, argv)
-    if os.name == 'posix': reopen_standard_streams()
-    # in the background, `stty tostop` would halt it
-    if droppable and hasattr(signal, 'SIGTTOU'): _ignore_signals(signal.SIGTTOU)
-    with safe_output(droppable):
-        code = _run_and_report(f, argv)
-        _ignore_signals(signal.SIGINT)
-    return code
-
-# %% ../nbs/00_core.ipynb #9ac03130
-def figure(
-    xlabel:str,        # with its unit
-    ylabel:str,        # with its unit
-    title:str='',      # what the picture shows
-    limit:float|None=None, # draws a horizontal line, e.g. 12 (GiB)
-    limit_label:str='', # the line's name
-    size:tuple=(7, 3), # inches
-):
-    "A matplotlib axis in the project's style"
-    plt = require('matplotlib.pyplot', 'draw figures')
-    fig, ax = plt.subplots(figsize=size, dpi=80, layout='constrained')
-    ax.set(xlabel=xlabel, ylabel=ylabel, title=title)
-    ax.spines[['top', 'right']].set_visible(False)
-    ax.grid(alpha=.25)
-    if limit is not None: ax.axhline(limit, color='crimson', lw=1, ls='--', label=limit_label)
-    return ax
-
-# %% ../nbs/00_core.ipynb #332de90b
-def show_png(
-    ax, # from `figure`
-    colours:int=64,
-):
-    "Show the figure of an axis in few colours, and close it"
-    plt = require('matplotlib.pyplot', 'draw figures')
-    display = require('IPython.display', 'show figures')
-    drawn = io.BytesIO()
-    small = io.BytesIO()
-    ax.figure.savefig(drawn, dpi=80)
-    plt.close(ax.figure)
-    require('PIL.Image', 'draw figures').open(drawn).convert('RGB').quantize(colours).save(
-        small, 'png', optimize=True
-    )
-    display.display(display.Image(small.getvalue()))

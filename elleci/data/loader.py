@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from ..core import UserError
 from ..config import TrainConfig
-from ..model import IGNORE_INDEX
+from ..documents import IGNORE_INDEX
 from ..optim.schedules import easy_first, rarity, step_shape
 from .tokenizer import PAD
 from elleci.data.sources import (

@@ -17,17 +17,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 import numpy as np
 from ..config import ModelConfig
-from elleci.core import (
-    GiB,
-    Range,
-    UserError,
-    NumWorkers,
-    atomic_write,
-    validate_ranges,
-    replace_file,
-    require,
-    run_command,
-)
+from ..core import GiB, Range, UserError, NumWorkers, atomic_write, validate_ranges, replace_file
+from ..core import require
+from ..command_line import run_command
 from .sources import Document, SourceSpec, iter_documents, train_tokenizer_on, parse_spec
 from elleci.data.tokenizer import (
     BOS,

@@ -12,17 +12,9 @@ from pathlib import Path
 from typing import Annotated
 import torch
 from torch import Tensor
-from elleci.core import (
-    PositiveInt,
-    Range,
-    Seed,
-    UserError,
-    atomic_write,
-    validate_ranges,
-    fmt_bytes,
-    pick_device,
-    run_command,
-)
+from ..core import PositiveInt, Range, Seed, UserError, atomic_write, validate_ranges, fmt_bytes
+from ..core import pick_device
+from ..command_line import run_command
 from ..files import read_limited
 from ..config import config_to_json, read_config
 from ..layers.ffn import PackedLinear, pack_model, cache_ternary_weights

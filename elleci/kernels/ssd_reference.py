@@ -9,7 +9,8 @@ __all__ = ['ssd_recurrent', 'block_decays', 'scan_states', 'ssd_chunked', 'ssd_s
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from ..core import UserError, compute_dtype, document_ids, full_precision
+from ..core import UserError, compute_dtype, full_precision
+from ..documents import document_ids
 
 # %% ../../nbs/20_ssd.ipynb #a458c7e6
 def ssd_recurrent(

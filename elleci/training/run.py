@@ -24,12 +24,13 @@ from elleci.core import (
     memory_free,
     memory_in_use,
 )
-from ..core import pick_device, read_number, require, run_command, safe_output, seed_everything
+from ..core import pick_device, read_number, require, seed_everything
+from ..command_line import run_command, safe_output
 from ..engine.offload import HostMemory, allow_malloc_tuning, tune_malloc
 from ..memory.ledger import parameter_counts
 from ..memory.measure import StepMemory, explain_oom, free_traceback
 from ..config import EMBEDDED, Config, TrainConfig, config_to_json, preset as preset_config, read_config
-from ..model import IGNORE_INDEX
+from ..documents import IGNORE_INDEX
 from ..optim.optimizers import make_optimizer
 from ..engine.layer_major import make_engine, make_model, params_by_unit
 from elleci.optim.schedules import (
