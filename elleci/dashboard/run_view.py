@@ -7,26 +7,16 @@ __all__ = ['BAR_COLOURS', 'RunReader', 'run_summary', 'printable', 'status_line'
            'memory_bars', 'plot_run', 'run_html', 'dashboard', 'estimate_peak', 'PlannedRun', 'plan_run',
            'refine_with_account', 'suggest_changes', 'plan_html', 'planner']
 
-# %% ../../nbs/77_dashboard.ipynb #15a9acfe
+# %% ../../nbs/77_dashboard.ipynb #ed6000aa
 import html, math, multiprocessing, os, shutil, sys, threading, time, typing, warnings
 from array import array
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 import numpy as np
-from elleci.core import (
-    GiB,
-    MiB,
-    Range,
-    UserError,
-    validate_ranges,
-    figure,
-    fmt_bytes,
-    fmt_count,
-    optional,
-    pip_install,
-    require,
-    run_command,
-)
+from ..core import GiB, MiB, Range, UserError, validate_ranges, fmt_bytes, fmt_count, optional
+from ..core import pip_install, require
+from ..plots import figure
+from ..command_line import run_command
 from elleci.config import (
     CHECKPOINTING,
     CHOICES,

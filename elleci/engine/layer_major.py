@@ -6,17 +6,19 @@
 __all__ = ['AUTOCAST_DTYPES', 'units', 'params_by_unit', 'clip_gradients', 'autocast', 'fp32_gradients', 'count_labels',
            'grad_accum_step', 'StepRNG', 'check_block', 'GradAccumStep', 'LayerMajorStep', 'make_model', 'make_engine']
 
-# %% ../../nbs/61_layer_major.ipynb #ab3f5be5
+# %% ../../nbs/61_layer_major.ipynb #ec8ca246
 import contextlib, random
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from ..core import UserError, autocast_device, collect_aux_losses
+from ..core import UserError, autocast_device
+from ..layers.aux_losses import collect_aux_losses
 from ..config import ModelConfig, TrainConfig
 from ..annotate import layer_scope
 from .offload import PLACEMENTS, FlatBuffer, HostMemory, TransferStream, ActivationStore
 from ..layers.ffn import BitLinear, cache_ternary_weights
-from ..model import IGNORE_INDEX, Elleci, token_loss
+from ..documents import IGNORE_INDEX
+from ..model import Elleci, token_loss
 
 # %% ../../nbs/61_layer_major.ipynb #afa44d01
 def units(

@@ -5,14 +5,15 @@
 # %% auto #0
 __all__ = ['ssd_forward', 'ssd_backward', 'ssd', 'ssd_decode', 'launches', 'ssd_cost']
 
-# %% ../../nbs/21_ssd_triton.ipynb #93b60c3a
+# %% ../../nbs/21_ssd_triton.ipynb #bb48b395
 import math
 from typing import NamedTuple, Optional
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from ..core import UserError, compute_dtype, document_ids, full_precision, require
+from ..core import UserError, compute_dtype, full_precision, require
+from ..documents import document_ids
 from .triton_compat import cdiv, jit, next_power_of_2, pick_backend, tl
 from .ssd_reference import ssd_recurrent, ssd_step
 from ..annotate import declare_temporaries

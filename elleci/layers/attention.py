@@ -9,7 +9,8 @@ __all__ = ['document_positions', 'document_mask', 'attention', 'rope_angles', 'r
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from ..core import UserError, compute_dtype, document_ids
+from ..core import UserError, compute_dtype
+from ..documents import document_ids
 
 # %% ../../nbs/30_attention.ipynb #994defba
 def _pad_heads(

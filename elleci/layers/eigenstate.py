@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from ..core import UserError, compute_dtype, document_ids
+from ..core import UserError, compute_dtype
+from ..documents import document_ids
 from ..config import ModelConfig
 from .mamba2 import check_cache
 from .norm import KeepsFp32, project

@@ -10,7 +10,8 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from ..core import UserError, compute_dtype, document_ids
+from ..core import UserError, compute_dtype
+from ..documents import document_ids
 from ..config import ModelConfig
 from ..kernels.fused import conv_silu, gated_rms_norm
 from ..kernels.ssd import ssd, ssd_decode

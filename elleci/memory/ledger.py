@@ -6,11 +6,14 @@
 __all__ = ['CARDS', 'COLOURS', 'parse_bytes', 'card_bytes', 'parameter_shapes', 'parameter_counts', 'block_activation_bytes',
            'checkpointed_activation_bytes', 'head_activation_bytes', 'phase_peaks', 'ledger', 'draw_breakdown']
 
-# %% ../../nbs/10_ledger.ipynb #f9f0081e
+# %% ../../nbs/10_ledger.ipynb #7161b75b
 import math, re
 from decimal import Decimal
-from ..core import GiB, KiB, MiB, UserError, figure
+from ..core import GiB, KiB, MiB, UserError
+from ..plots import figure
 from ..annotate import CATEGORIES, LOSS_WORKSPACE_BYTES
+from ..core import GiB, KiB, MiB, UserError
+from ..plots import figure
 from ..config import ModelConfig, TrainConfig
 
 # %% ../../nbs/10_ledger.ipynb #26c583d5

@@ -15,18 +15,9 @@ from pathlib import Path
 from typing import Annotated
 import numpy as np
 import torch
-from elleci.core import (
-    GiB,
-    MiB,
-    Range,
-    UserError,
-    validate_ranges,
-    figure,
-    fmt_bytes,
-    fmt_count,
-    require,
-    run_command,
-)
+from ..core import GiB, MiB, Range, UserError, validate_ranges, fmt_bytes, fmt_count, require
+from ..plots import figure
+from ..command_line import run_command
 from ..config import CHECKPOINTING, Config, ModelConfig, TrainConfig, preset as preset_config
 from ..memory.ledger import COLOURS, card_bytes, parameter_counts, parse_bytes
 from ..memory.allocator import Replay, replay
