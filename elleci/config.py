@@ -7,7 +7,7 @@ __all__ = ['EMBEDDED', 'CHECKPOINTING', 'PRESETS', 'ModelConfig', 'TrainConfig',
            'read_config', 'preset']
 
 # %% ../nbs/02_config.ipynb #a833beba
-import dataclasses, json, re
+import dataclasses, json, math, re
 from dataclasses import dataclass
 from pathlib import Path
 from .core import MiB, UserError, current_name, current_value
@@ -57,14 +57,20 @@ class ModelConfig:
     def mixers(self): return [self.pattern[i % len(self.pattern)] for i in range(self.n_layers)]
 
 # %% ../nbs/02_config.ipynb #06f5ccbb
-def _check_types(c):
+def _check_types(
+    c, # a dataclass whose annotations are types
+):
     "Refuse values of another type than the field's; whole numbers will do for floats"
     for f in dataclasses.fields(c):
         value = getattr(c, f.name)
-        ok = isinstance(value, (int, float) if f.type is float else f.type) and (
-            f.type is bool or not isinstance(value, bool)
+        accepted = (int, float) if f.type is float else f.type
+        # To Python a bool is an int.
+        is_wrong_bool = isinstance(value, bool) and f.type is not bool
+        _check(
+            isinstance(value, accepted) and not is_wrong_bool,
+            f"{f.name} is {value!r}: give {getattr(f.type, '__name__', f.type)}.",
         )
-        _check(ok, f"{f.name} is {value!r}: give {getattr(f.type, '__name__', f.type)}.")
+        # NaN is not below 1e30 either.
         _check(
             f.type is not float or abs(value) < 1e30,
             f'{f.name} is {str(value)[:40]}: give a finite number, below 1e30.',
@@ -72,26 +78,28 @@ def _check_types(c):
 
 # %% ../nbs/02_config.ipynb #258b1ba1
 def _matrix_numbers(
-    c, # a `ModelConfig`
+    c:ModelConfig,
 )->int:
     "Numbers in the model's matrices; norms and filters, which are few, are left out"
-    D, heads = c.d_model, c.n_attn_heads
-    head_width = c.qk_nope_head_dim + c.qk_rope_head_dim
+    D, heads, latent = c.d_model, c.n_attn_heads, c.kv_lora_rank
+    query = c.qk_nope_head_dim + c.qk_rope_head_dim
     mixers = {
-        'M': D * (3 * c.d_inner + 2 * c.ngroups * c.d_state + c.n_ssm_heads),
-        'A': D * (heads * (head_width + c.v_head_dim) + c.kv_lora_rank)
-        + c.kv_lora_rank * heads * (c.qk_nope_head_dim + c.v_head_dim),
-        'E': 6 * D * c.n_eigenstates,
+        'M': D*(3*c.d_inner + 2*c.ngroups*c.d_state + c.n_ssm_heads),
+        'A': D*(heads*(query + c.v_head_dim) + latent) + latent*heads*(c.qk_nope_head_dim + c.v_head_dim),
+        'E': 6*D*c.n_eigenstates,
     }
     return sum(mixers[m] for m in c.mixers) + 3*c.n_layers*D*c.d_ff + 2*c.vocab_size*D
 
 # %% ../nbs/02_config.ipynb #a3a7d6bd
-# what a setting must be below, where it is not a million
+# What a setting of the model must be below, where it is not a million.
 UPPER_LIMITS = dict(n_layers=10**3, vocab_size=10**8, d_conv=9)
-MAX_PARAMETERS = 10**12 # in a model: no machine holds more, and none should be asked to try
+# Parameters of a model: no machine holds more, and none should be asked to try.
+MAX_PARAMETERS = 10**12
 
 # %% ../nbs/02_config.ipynb #5ad61402
-def _check_model(c):
+def _check_model(
+    c:ModelConfig,
+):
     "Refuse widths that no layer could be built with; called when a `ModelConfig` is made"
     _check_types(c)
     for name, value in dataclasses.asdict(c).items():
@@ -99,9 +107,10 @@ def _check_model(c):
         if type(value) is int:
             _check(0 < value < limit, f'{name} is {value}: give a positive whole number, below {limit:,}.')
     _check(c.rope_theta >= 1, f'rope_theta is {c.rope_theta}: give a number of 1 or more.')
+    rounded_up = math.ceil(c.vocab_size/128)*128
     _check(
-        c.vocab_size % 128 == 0,
-        f'vocab_size is {c.vocab_size}: round it up to {-(-c.vocab_size // 128) * 128}, a multiple of 128.',
+        c.vocab_size == rounded_up,
+        f'vocab_size is {c.vocab_size}: round it up to {rounded_up}, a multiple of 128.',
     )
     _check(
         c.pattern and set(c.pattern) <= set('MAE'),
@@ -123,13 +132,13 @@ def _check_model(c):
     numbers = _matrix_numbers(c)
     _check(
         numbers <= MAX_PARAMETERS,
-        f'{c.n_layers} layers with d_model = {c.d_model} hold {numbers / 1e9:,.0f} billion numbers, '
-        f'and {MAX_PARAMETERS // 10**9:,} billion is the most: make n_layers, '
+        f'{c.n_layers} layers with d_model = {c.d_model} hold {numbers/1e9:,.0f} billion numbers, '
+        f'and {MAX_PARAMETERS//10**9:,} billion is the most: make n_layers, '
         'd_model or the widest setting smaller.',
     )
 
 # %% ../nbs/02_config.ipynb #a595336e
-# the corpus that needs no network
+# The corpus that needs no network.
 EMBEDDED = tuple((part, f'embedded:{part}') for part in ('english', 'italian', 'instructions'))
 
 # %% ../nbs/02_config.ipynb #36671e78
@@ -144,58 +153,58 @@ CHECKPOINTING = {
 @dataclass(frozen=True)
 class TrainConfig:
     "What is chosen about a training run; sizes and rates are recipe A's, what changes during the run is off"
-    steps:int = 50_000            # optimizer steps
-    seq_len:int = 1024            # T
-    batch_size:int = 4            # B, rows in a micro-batch
-    grad_accum_steps:int = 16           # M, micro-batches in an optimizer step
+    steps:int = 50_000          # optimizer steps
+    seq_len:int = 1024          # T, tokens in a row
+    batch_size:int = 4          # B, rows in a micro-batch
+    grad_accum_steps:int = 16   # M, micro-batches in an optimizer step
     # 'lion', 'adamw', or 'lion8': momentum in 8 bits, weights rounded stochastically
     optimizer:str = 'lion'
-    lr:float = 3e-5               # of the stable phase
-    weight_decay:float = 0.1      # on the matrices of linear layers only
-    max_grad_norm:float = 1.0              # largest gradient norm
-    clip_by:str = 'model'         # the norm is that of the whole 'model', or of each 'layer' by itself
-    warmup_ratio:float = 0.02           # fraction of `steps`
-    decay_ratio:float = 0.1             # fraction of `steps`; the schedule 'wsd' alone has one
-    # warm-up, stable, decay; or 'cosine' or 'onecycle', which descend from the warm-up on
+    lr:float = 3e-5             # of the stable phase
+    weight_decay:float = 0.1    # on the matrices of linear layers only
+    max_grad_norm:float = 1.0   # gradients with a larger norm are scaled down to it
+    clip_by:str = 'model'       # the norm is that of the whole 'model', or of each 'layer' by itself
+    warmup_ratio:float = 0.02   # fraction of `steps`
+    decay_ratio:float = 0.1     # fraction of `steps`; the schedule 'wsd' alone has one
+    # 'wsd' (warm-up, stable, decay), or 'cosine' or 'onecycle', which descend from the warm-up on
     schedule:str = 'wsd'
-    decay_shape:str = 'linear'    # of 'wsd': or 'cosine' or '1-sqrt'
-    min_lr_ratio:float = 0.              # fraction of lr that the schedule descends to
-    # of the matmuls: 'bf16' or 'fp16' (autocast, weights stay fp32; fp16 with a loss scale), 'bf16-weights'
-    # (they do not), or 'fp32', the fastest on a CPU
+    decay_shape:str = 'linear'  # of 'wsd': or 'cosine' or '1-sqrt'
+    min_lr_ratio:float = 0.     # fraction of `lr` that the schedule descends to
+    # The dtype of the matmuls: 'bf16' or 'fp16' by autocast, while the weights stay in fp32 (fp16 with a
+    # loss scale); 'bf16-weights', which stores the weights in bf16 too; or 'fp32', the fastest on a CPU.
     precision:str = 'bf16'
     # what the ordinary step keeps for the backward pass, a key of `CHECKPOINTING`
     checkpointing:str = 'none'
-    # ternary layers: gradients rounded to int8 at random, so that their products run in int8 too; slower on a
-    # CPU
+    # Ternary layers round gradients stochastically to int8, so that their products run in int8 too; slower on
+    # a CPU.
     int8_backward:bool = False
-    engine:str = 'grad_accum'       # or 'layer-major': one layer's gradient exists at a time
-    # layer-major: the layers' inputs stay on the 'device', or go to 'pinned' or 'pageable' host memory;
-    # 'auto': the first that fits
+    engine:str = 'grad_accum'   # or 'layer-major': one layer's gradient exists at a time
+    # Where the layer-major engine leaves the layers' inputs: on the 'device', in 'pinned' or 'pageable' host
+    # memory, or 'auto', the first of these that fits.
     block_inputs_on:str = 'auto'
-    weights_on:str = 'device'     # layer-major: or 'host', a layer at a time on the device
-    states_on:str = 'device'      # layer-major: the optimizer's states, or 'host'
-    data:tuple = EMBEDDED         # (name, where) of each source, see `elleci.data.sources.parse_spec`
-    # phases: (fraction of steps at which it begins, ((source, weight), …)); () is in proportion to their
-    # tokens
+    weights_on:str = 'device'   # layer-major: or 'host', a layer at a time on the device
+    states_on:str = 'device'    # layer-major: the optimizer's states, or 'host'
+    data:tuple = EMBEDDED       # (name, where) of each source, see `elleci.data.sources.parse_spec`
+    # Phases: (fraction of `steps` at which it begins, ((source, weight), …)). Without any, sources are read in
+    # proportion to their tokens.
     mix:tuple = ()
-    # growing rows: (fraction of steps, what seq_len is divided by); () is seq_len throughout
+    # growing rows: (fraction of `steps`, what `seq_len` is divided by); () is `seq_len` throughout
     seq_len_schedule:tuple = ()
-    # in their first epoch the documents of a source are read from common words to rare ones
+    # In their first epoch the documents of a source are read from common words to rare ones.
     easy_first:bool = False
     # fraction of `steps` until which deeper layers learn more slowly; 0: all learn alike
     lerac_ratio:float = 0.
     # fraction of `steps` after which the weights are averaged, in fp32 on the host; 1: never
     averaging_start:float = 1.
-    # validations without a better loss that are borne until lr is halved; 0: any number
+    # validations without a better loss after which the learning rate is halved; 0: it never is
     plateau_patience:int = 0
-    seed:int = 0                  # of the weights, the order of the data, the samples
-    num_workers:int = 0               # processes that prepare batches; 0: the training process does
-    val_every:int = 500           # steps between validations
-    val_rows:int = 256            # rows of T tokens read per source and validation, at most
-    save_every:int = 500          # steps between checkpoints
-    save_total_limit:int = 2                  # how many of the last checkpoints are kept
-    keep_every:int = 0            # steps between checkpoints that are kept for good; 0: none are
-    # where memory runs out, go on with smaller micro-batches and as many tokens a step
+    seed:int = 0                # of the weights, the order of the data, the samples
+    num_workers:int = 0         # processes that prepare batches; 0: the training process does
+    val_every:int = 500         # steps between validations
+    val_rows:int = 256          # rows of T tokens read per source and validation, at most
+    save_every:int = 500        # steps between checkpoints
+    save_total_limit:int = 2    # how many of the last checkpoints are kept
+    keep_every:int = 0          # steps between checkpoints that are kept for good; 0: none are
+    # Where memory runs out, go on with smaller micro-batches and as many tokens a step.
     oom_backoff:bool = False
 
     def __post_init__(self): _check_train(self)
@@ -217,59 +226,88 @@ CHOICES = dict(
 )
 
 # %% ../nbs/02_config.ipynb #b37d30b7
-def _check_engine(t):
+def _check_engine(
+    t:TrainConfig,
+):
     "Refuse settings that the engine cannot follow"
-    if t.engine == 'layer-major':
-        _check(
-            t.clip_by == 'layer',
-            "clip_by is 'model': the layer-major engine never has all gradients at once; "
-            "set clip_by to 'layer'.",
-        )
-        _check(
-            t.precision != 'fp16',
-            "precision is 'fp16': loss scaling must see all gradients before it lets one weight change, "
-            "and the layer-major engine never has them; use 'bf16'.",
-        )
-        _check(
-            t.checkpointing == 'none',
-            f"checkpointing is {t.checkpointing!r}: the layer-major engine keeps the layers' inputs by "
-            "itself; set it to 'none'.",
-        )
-    else:
-        for name, own in (('block_inputs_on', 'auto'), ('weights_on', 'device'), ('states_on', 'device')):
+    if t.engine != 'layer-major':
+        for name, default in dict(block_inputs_on='auto', weights_on='device', states_on='device').items():
             _check(
-                getattr(t, name) == own,
+                getattr(t, name) == default,
                 f"{name} is {getattr(t, name)!r}: only the layer-major engine places them; "
                 "set engine to 'layer-major', or leave it out.",
             )
+        return
+    _check(
+        t.clip_by == 'layer',
+        "clip_by is 'model': the layer-major engine never has all gradients at once; "
+        "set clip_by to 'layer'.",
+    )
+    _check(
+        t.precision != 'fp16',
+        "precision is 'fp16': loss scaling must see all gradients before it lets one weight change, "
+        "and the layer-major engine never has them; use 'bf16'.",
+    )
+    _check(
+        t.checkpointing == 'none',
+        f"checkpointing is {t.checkpointing!r}: the layer-major engine keeps the layers' inputs by "
+        "itself; set it to 'none'.",
+    )
 
 # %% ../nbs/02_config.ipynb #2edb601a
-def _check_phases(name, phases, what):
-    "Refuse what is not a tuple of (fraction of the run, something), from 0 on and rising"
-    fine = all(
-        isinstance(p, tuple) and len(p) == 2 and isinstance(p[0], (int, float)) and what(p[1]) for p in phases
-    )
-    starts = [p[0] for p in phases] if fine else []
+def _are_phases(
+    phases,         # from a configuration, so anything
+    is_value,       # called with the second half of each pair: whether it may stand there
+)->bool:
+    "Whether `phases` are (fraction of the run, value) pairs whose fractions begin at 0 and rise, below 1"
+    for phase in phases:
+        if not isinstance(phase, tuple) or len(phase) != 2: return False
+        if not isinstance(phase[0], (int, float)) or not is_value(phase[1]): return False
+    starts = [start for start, _ in phases]
+    if starts and starts[0] != 0: return False
+    return all(a < b < 1 for a, b in zip(starts, starts[1:]))
+
+
+def _check_phases(
+    name:str,  # of the setting
+    phases,    # its value
+    is_value,  # as for `_are_phases`
+):
+    "Refuse a setting that is no sequence of phases"
     _check(
-        fine and (not phases or starts[0] == 0 and all(a < b < 1 for a, b in zip(starts, starts[1:]))),
+        _are_phases(phases, is_value),
         f'{name} is {phases!r}: give (fraction of the run, value) pairs, the first at 0., '
         'the others rising and below 1.',
     )
 
 # %% ../nbs/02_config.ipynb #8fa300b9
-def _check_data(t):
+def _are_named(
+    pairs,  # from a configuration, so anything
+    kind,   # a type, or several in a tuple
+)->bool:
+    "Whether `pairs` are (name, value of that type) tuples, at least one"
+    if not isinstance(pairs, tuple) or not pairs: return False
+    for pair in pairs:
+        if not isinstance(pair, tuple) or len(pair) != 2: return False
+        if not isinstance(pair[0], str) or not isinstance(pair[1], kind): return False
+    return True
+
+
+def _are_shares(
+    shares, # from a configuration, so anything
+)->bool:
+    "Whether `shares` are (source, weight) pairs that one can draw by"
+    if not _are_named(shares, (int, float)): return False
+    weights = [weight for _, weight in shares]
+    return all(0 <= w <= 10**9 for w in weights) and sum(weights) > 0
+
+
+def _check_data(
+    t:TrainConfig,
+):
     "Refuse sources, mixtures and lengths that cannot be read so"
-    def named(pairs, kind):
-        return (
-            isinstance(pairs, tuple)
-            and len(pairs) > 0
-            and all(
-                isinstance(p, tuple) and len(p) == 2 and isinstance(p[0], str) and isinstance(p[1], kind)
-                for p in pairs
-            )
-        )
     _check(
-        named(t.data, str) and len(dict(t.data)) == len(t.data),
+        _are_named(t.data, str) and len(dict(t.data)) == len(t.data),
         f'data is {t.data!r}: give (name, where) pairs of text, each name once.',
     )
     for name, _ in t.data:
@@ -278,68 +316,76 @@ def _check_data(t):
             f'A source is called {name!r}: its tokens get a folder of that name; '
             'begin with a letter or digit, go on with those, _ - and dots, 100 at most.',
         )
-    _check_phases(
-        'mix',
-        t.mix,
-        lambda shares: (
-            named(shares, (int, float))
-            and all(0 <= w <= 10**9 for _, w in shares)
-            and sum(w for _, w in shares) > 0
-        ),
-    )
-    for name in (s for _, shares in t.mix for s, _ in shares):
-        _check(
-            name in dict(t.data),
-            f"mix names {name!r}, which is none of the sources {', '.join(dict(t.data))}: name one of them, "
-            "or add it to data.",
-        )
+    _check_phases('mix', t.mix, _are_shares)
+    for _, shares in t.mix:
+        for name, _ in shares:
+            _check(
+                name in dict(t.data),
+                f"mix names {name!r}, which is none of the sources {', '.join(dict(t.data))}: "
+                "name one of them, or add it to data.",
+            )
     _check_phases('seq_len_schedule', t.seq_len_schedule, lambda d: isinstance(d, int) and d > 0)
-    for _, d in t.seq_len_schedule:
+    for _, divisor in t.seq_len_schedule:
         _check(
-            t.seq_len % d == 0,
-            f'seq_len_schedule divides seq_len {t.seq_len} by {d}: give divisors, or another seq_len.',
+            t.seq_len % divisor == 0,
+            f'seq_len_schedule divides seq_len {t.seq_len} by {divisor}: give divisors, or another seq_len.',
         )
 
 # %% ../nbs/02_config.ipynb #be5f076a
-def _check_train(t):
-    "Refuse settings that no run could use; called when a `TrainConfig` is made"
-    _check_types(t)
+POSITIVE = (
+    'steps', 'seq_len', 'batch_size', 'grad_accum_steps', 'val_every', 'val_rows', 'save_every',
+    'save_total_limit', 'lr', 'max_grad_norm',
+)
+NOT_NEGATIVE = ('weight_decay', 'num_workers', 'plateau_patience', 'keep_every')
+
+
+def _check_numbers(
+    t:TrainConfig,
+):
+    "Refuse numbers that are out of range, each by itself"
     _check(0 <= t.seed < 2**63, f'seed is {t.seed}: give a whole number of 0 or more, below 2⁶³.')
     for name in (f.name for f in dataclasses.fields(t) if f.type is int and f.name != 'seed'):
         limit = dict(grad_accum_steps=10**4, num_workers=100).get(name, 10**9)
         _check(getattr(t, name) < limit, f'{name} is {getattr(t, name)}: give less than {limit:,}.')
     _check(
-        t.batch_size * t.seq_len < 2**31,
-        f'A micro-batch of batch_size × seq_len = {t.batch_size * t.seq_len:,} tokens is none: '
+        t.batch_size*t.seq_len < 2**31,
+        f'A micro-batch of batch_size × seq_len = {t.batch_size*t.seq_len:,} tokens is none: '
         'give less than 2³¹.',
     )
-    for name in (
-        'steps',
-        'seq_len',
-        'batch_size',
-        'grad_accum_steps',
-        'val_every',
-        'val_rows',
-        'save_every',
-        'save_total_limit',
-        'lr',
-        'max_grad_norm',
-    ):
+    for name in POSITIVE:
         _check(getattr(t, name) > 0, f'{name} is {getattr(t, name)}: give a positive number.')
+    for name in NOT_NEGATIVE:
+        _check(getattr(t, name) >= 0, f'{name} is {getattr(t, name)}: give 0 or more.')
     for name in ('lr', 'weight_decay'):
         _check(getattr(t, name) < 1e3, f'{name} is {getattr(t, name)}: give less than 1000.')
+    for name in ('lerac_ratio', 'averaging_start'):
+        _check(
+            0 <= getattr(t, name) <= 1,
+            f'{name} is {getattr(t, name)}: give a fraction of the run, from 0 to 1.',
+        )
+
+
+def _check_choices(
+    t:TrainConfig,
+):
+    "Refuse words that choose nothing, and choices that exclude each other"
     for name, known in CHOICES.items():
+        *others, last = known
         _check(
             getattr(t, name) in known,
-            f"{name} is {getattr(t, name)!r}: use {', '.join(map(repr, known[:-1]))} or {known[-1]!r}.",
+            f"{name} is {getattr(t, name)!r}: use {', '.join(map(repr, others))} or {last!r}.",
         )
     _check(
         t.precision != 'bf16-weights' or t.optimizer == 'lion8',
         f"precision is 'bf16-weights' and optimizer {t.optimizer!r}: "
         "its small updates would be lost in rounding; use 'lion8'.",
     )
-    _check_engine(t)
-    _check_data(t)
+
+
+def _check_schedule(
+    t:TrainConfig,
+):
+    "Refuse a learning rate that has no course over the run"
     _check(
         t.warmup_ratio >= 0 and t.decay_ratio >= 0 and t.warmup_ratio + t.decay_ratio <= 1,
         f'warmup_ratio {t.warmup_ratio} and decay_ratio {t.decay_ratio} are fractions of the run: '
@@ -354,13 +400,18 @@ def _check_train(t):
         0 <= t.min_lr_ratio < 1,
         f'min_lr_ratio is {t.min_lr_ratio}: give a fraction of lr, 0 or more and less than 1.',
     )
-    for name in ('weight_decay', 'num_workers', 'plateau_patience', 'keep_every'):
-        _check(getattr(t, name) >= 0, f'{name} is {getattr(t, name)}: give 0 or more.')
-    for name in ('lerac_ratio', 'averaging_start'):
-        _check(
-            0 <= getattr(t, name) <= 1,
-            f'{name} is {getattr(t, name)}: give a fraction of the run, from 0 to 1.',
-        )
+
+
+def _check_train(
+    t:TrainConfig,
+):
+    "Refuse settings that no run could use; called when a `TrainConfig` is made"
+    _check_types(t)
+    _check_numbers(t)
+    _check_choices(t)
+    _check_engine(t)
+    _check_data(t)
+    _check_schedule(t)
 
 # %% ../nbs/02_config.ipynb #478fcdc2
 @dataclass(frozen=True)
@@ -378,25 +429,34 @@ def config_to_json(
     return sealed_json(dataclasses.asdict(config), indent=1).decode()
 
 # %% ../nbs/02_config.ipynb #9b735165
-def _read_settings(cls, d):
-    "Dataclass `cls` from dict `d`, lists read as tuples; settings that were renamed since `d` was written have their new names"
+def _as_tuples(
+    value, # what JSON gave
+):
+    "Lists, which is what JSON makes of tuples, as tuples again"
+    return tuple(_as_tuples(x) for x in value) if isinstance(value, list) else value
+
+
+def _read_settings(
+    cls,            # `ModelConfig` or `TrainConfig`
+    settings:dict,  # as some version of Elleci wrote them
+):
+    "A configuration from its settings, of which some may have been renamed since they were written"
     known = {f.name for f in dataclasses.fields(cls)}
-    today = [current_name(name, known) for name in d]
-    twice = sorted({name for name in today if today.count(name) > 1})
+    names = [current_name(name, known) for name in settings]
+    twice = sorted({name for name in names if names.count(name) > 1})
     _check(
         not twice,
         f"The {cls.__name__} settings {twice} are there twice, under an old and a new name: "
         "keep one of them.",
     )
-    d = dict(zip(today, d.values()))
-    unknown = sorted(set(d) - known)
+    unknown = sorted(set(names) - known)
     _check(
         not unknown,
         f"This version does not know the {cls.__name__} settings {unknown}: "
         "use the version that wrote the run.",
     )
-    def tupled(v): return tuple(tupled(x) for x in v) if isinstance(v, list) else v
-    return cls(**{k: current_value(k, tupled(v)) for k, v in d.items()})
+    values = map(_as_tuples, settings.values())
+    return cls(**{name: current_value(name, value) for name, value in zip(names, values)})
 
 # %% ../nbs/02_config.ipynb #7e677390
 @dataclass
@@ -420,15 +480,12 @@ def _decode_without_seal(
 def config_from_json(
     text:str|bytes, # what `config_to_json` wrote, or a version before there were seals
 )->Config:
-    "Read a configuration; raises `UserError` for text that is not one, is damaged or was changed by hand"
+    "Read a configuration; `UserError` for text that is not one, is damaged or was changed by hand"
     raw = text.encode(errors='replace') if isinstance(text, str) else text
     try:
-        record = _decode_without_seal(raw) if b'"seal' not in raw else decode_sealed(raw, _Record)
-        return Config(
-            record.preset,
-            _read_settings(ModelConfig, record.model),
-            _read_settings(TrainConfig, record.train),
-        )
+        record = decode_sealed(raw, _Record) if b'"seal' in raw else _decode_without_seal(raw)
+        model, train = _read_settings(ModelConfig, record.model), _read_settings(TrainConfig, record.train)
+        return Config(record.preset, model, train)
     except UserError as e:
         message = str(e)
         raise UserError(message if len(message) < 600 else f'{message[:400]} … {message[-100:]}') from None
@@ -436,24 +493,27 @@ def config_from_json(
         reason = 'nested too deeply' if isinstance(e, RecursionError) else str(e)[:200]
         raise UserError(
             f'config.json is damaged or was changed by hand ({reason}): restore it from a copy, '
-            'or begin another run '
-            'with its settings as flags or, in Python, as `elleci_train(config=…)`.'
+            'or begin another run with its settings as flags or, in Python, as `elleci_train(config=…)`.'
         ) from None
 
 # %% ../nbs/02_config.ipynb #45f8c1f8
 def read_config(
     run:str|Path, # a folder with a `config.json`
 )->Config:
-    "The configuration of a run; raises `UserError` for a file that is not one, and `OSError` where there is none"
+    "The configuration of a run; `UserError` for a file that is not one, `OSError` where there is none"
     return config_from_json(read_limited(Path(run)/'config.json', MiB))
 
 # %% ../nbs/02_config.ipynb #b8bbfc1f
-def _mixed(*phases): # (fraction, shares), or the shares of the only phase
-    phases = phases if isinstance(phases[0], tuple) else ((0., phases),)
-    return tuple((f, tuple(zip(dict(EMBEDDED), shares))) for f, shares in phases)
+def _embedded_mix(
+    *phases, # (fraction of the run at which it begins, (English, Italian, instructions))
+)->tuple: # as `TrainConfig.mix`
+    "Phases of the embedded corpus, given by the weights of its three sources"
+    names = dict(EMBEDDED)
+    return tuple((start, tuple(zip(names, weights))) for start, weights in phases)
 
 # %% ../nbs/02_config.ipynb #821dc7c7
-def _tiny():
+def _tiny()->tuple[ModelConfig, TrainConfig]:
+    "Every mechanism at a size that two CPU cores train in minutes"
     model = ModelConfig(
         vocab_size=2048,
         d_model=256,
@@ -468,7 +528,7 @@ def _tiny():
         d_ff=704,
         tie_embeddings=True,
     )
-    return model, TrainConfig(
+    train = TrainConfig(
         steps=320,
         seq_len=256,
         batch_size=4,
@@ -477,28 +537,34 @@ def _tiny():
         warmup_ratio=0.05,
         decay_ratio=0.3,
         precision='fp32',
-        mix=_mixed(68, 18, 14),
+        mix=_embedded_mix((0., (68, 18, 14))),
         val_every=80,
         val_rows=16,
         save_every=80,
     )
+    return model, train
 
 # %% ../nbs/02_config.ipynb #dea2afd1
-def _1b5(**engine):
-    return ModelConfig(), TrainConfig(
-        seq_len_schedule=((0.0, 4), (0.1, 2), (0.3, 1)),
+def _1b5(
+    **settings, # of the training, in which the two presets differ
+)->tuple[ModelConfig, TrainConfig]:
+    "Recipe A"
+    train = TrainConfig(
+        seq_len_schedule=((0., 4), (.1, 2), (.3, 1)),
         lerac_ratio=0.02,
         averaging_start=0.8,
-        mix=_mixed((0.0, (55, 35, 10)), (0.9, (20, 25, 55))),
-        **engine,
+        mix=_embedded_mix((0., (55, 35, 10)), (.9, (20, 25, 55))),
+        **settings,
     )
+    return ModelConfig(), train
 
 # %% ../nbs/02_config.ipynb #750ff571
-def _in_12gib():
+def _1b5_in_12gib()->tuple[ModelConfig, TrainConfig]:
+    "Recipe A with the engine, the optimizer and the weights that fit the card"
     return _1b5(engine='layer-major', clip_by='layer', optimizer='lion8', precision='bf16-weights')
 
 # %% ../nbs/02_config.ipynb #7bd70908
-PRESETS = {'elleci-1b5': _1b5, 'elleci-1b5-12gib': _in_12gib, 'elleci-tiny': _tiny}
+PRESETS = {'elleci-1b5': _1b5, 'elleci-1b5-12gib': _1b5_in_12gib, 'elleci-tiny': _tiny}
 
 # %% ../nbs/02_config.ipynb #f1819307
 def preset(
