@@ -7,7 +7,9 @@ __all__ = ['flags', 'read_arguments', 'OutputError', 'LineStream', 'BackgroundWr
            'plain_warnings', 'run_command']
 
 # %% ../nbs/05_command_line.ipynb #72106d3c
-import argparse, contextlib, errno, functools, inspect, io, os, queue, re, select, signal, sys, threading, warnings
+import argparse, contextlib, errno, functools, inspect, io, os, queue, re, select, signal
+import sys, threading, warnings
+from dataclasses import dataclass
 from .core import UserError, current_value, former_names, is_out_of_memory, read_number, type_and_range
 
 # %% ../nbs/05_command_line.ipynb #e94ba539
@@ -15,47 +17,77 @@ def flags(
     f, # function with annotated parameters
 )->dict: # name: `inspect.Parameter`, of those that can be typed: text, numbers, switches
     "The parameters of a function that are flags of its command"
-    known = inspect.signature(f).parameters
-    return {
-        name: p for name, p in known.items() if type_and_range(p.annotation)[0] in (str, int, float, bool)
-    }
+    parameters = inspect.signature(f).parameters
+    def can_be_typed(p): return type_and_range(p.annotation)[0] in (str, int, float, bool)
+    return {name: p for name, p in parameters.items() if can_be_typed(p)}
+
+
+def _flag(name): return '--' + name.replace('_', '-')
 
 # %% ../nbs/05_command_line.ipynb #09c1ba6a
-def _option(
+def _help_texts(
+    f, # function whose parameters stand on lines of their own
+)->dict[str, str]: # parameter: its comment, from beside it or from the lines above it
+    "What the signature says of each parameter"
+    texts, above = {}, []
+    for line in inspect.getsource(f).splitlines():
+        if line.startswith(')'): break
+        comment = re.match(r'\s+# ?(.*)', line)
+        if comment:
+            above.append(comment[1])
+            continue
+        parameter = re.match(r'\s+(\w+):.*?(?:# (.*))?$', line)
+        if parameter: texts[parameter[1]] = parameter[2] or ' '.join(above)
+        above = []
+    return texts
+
+
+def _add_flag(
     parser, # argparse.ArgumentParser
     p,      # inspect.Parameter
-    help:str|None, # one line
+    help:str, # one line
 ):
-    "Add one function parameter to `parser` as a --flag"
-    names = ['--' + name.replace('_', '-') for name in (p.name, *former_names(p.name))]
+    "Add one function parameter to `parser` as a --flag, under its name and those that it had before"
+    names = [_flag(name) for name in (p.name, *former_names(p.name))]
     kind, bounds = type_and_range(p.annotation)
-    if kind is bool: return parser.add_argument(*names, action='store_true', help=help)
-    if bounds: help = f'{help or ""} ({bounds.low:,} to {bounds.high:,})'.strip()
-    needed = p.default is inspect.Parameter.empty
-    default = None if needed else p.default
-    parser.add_argument(*names, required=needed, default=default, help=help, metavar=kind.__name__)
+    if kind is bool:
+        parser.add_argument(*names, action='store_true', help=help)
+        return
+    if bounds: help = f'{help} ({bounds.low:,} to {bounds.high:,})'.strip()
+    required = p.default is inspect.Parameter.empty
+    default = None if required else p.default
+    parser.add_argument(*names, required=required, default=default, help=help, metavar=kind.__name__)
 
 # %% ../nbs/05_command_line.ipynb #4c7875b4
+class _Parser(argparse.ArgumentParser):
+    "Raises a `UserError` where argparse would print its usage and end the process"
+    def error(self, message): raise UserError(f'{message}; see {self.prog} --help.')
+
+
+def _parser(
+    f, # function with annotated parameters
+)->_Parser:
+    "The parser of a function's flags"
+    parser, texts = _Parser(prog=f.__name__, description=f.__doc__), _help_texts(f)
+    for name, p in flags(f).items(): _add_flag(parser, p, texts.get(name, ''))
+    return parser
+
+
 def read_arguments(
     f,         # function with annotated parameters, see `flags`
     argv=None, # list of arguments; None takes the shell's
 )->dict: # name: value
     "Read a command line as the arguments of `f`; `UserError` for what is no flag, no such value, or no text"
-    import argparse
-    help = dict(re.findall(r'^\s+(\w+):.*?# (.*)$', inspect.getsource(f), re.M))
-    class Parser(argparse.ArgumentParser):
-        def error(self, message): raise UserError(f'{message}; see {self.prog} --help.')
-    parser, known = Parser(prog=f.__name__, description=f.__doc__), flags(f)
-    for p in known.values(): _option(parser, p, help.get(p.name))
-    args = vars(parser.parse_args(argv))
-    for name, v in args.items():
-        flag = '--' + name.replace('_', '-')
-        if v == []: raise UserError(f"{flag} is '--': give a value.")      # what argparse makes of it
-        if not isinstance(v, str): continue
-        if v.encode('utf-8', 'ignore').decode() != v:
-            raise UserError(f'{flag} is not UTF-8 text: give ordinary characters.')
-        args[name] = current_value(name, read_number(flag, known[name].annotation, v))
-    return args
+    known = flags(f)
+    arguments = vars(_parser(f).parse_args(argv))
+    for name, value in arguments.items():
+        # What argparse makes of `--flag=--`.
+        if value == []: raise UserError(f"{_flag(name)} is '--': give a value.")
+        if not isinstance(value, str): continue
+        if value.encode('utf-8', 'ignore').decode() != value:
+            raise UserError(f'{_flag(name)} is not UTF-8 text: give ordinary characters.')
+        arguments[name] = current_value(name, read_number(_flag(name), known[name].annotation, value))
+    return arguments
 
 # %% ../nbs/05_command_line.ipynb #10a6a756
 class OutputError(OSError):
@@ -93,7 +125,7 @@ def _write_if_possible(
 
 # %% ../nbs/05_command_line.ipynb #aa245b58
 class LineStream(io.TextIOBase):
-    "A text stream in the place of a standard one: it passes on whole lines, encoded, and never raises for a character"
+    "Stands in the place of a standard stream: passes on whole lines, and never raises for a character"
     def __init__(self,
         stream, # the standard stream, whose encoding and terminal it has; None where that was closed
         send,   # called with bytes: lines, or what was flushed
@@ -126,13 +158,18 @@ class LineStream(io.TextIOBase):
 
 # %% ../nbs/05_command_line.ipynb #036b21e4
 class BackgroundWriter:
-    "Writes to a file from a thread, so that a reader who is slow or gone delays nobody; what the file does not take is lost"
-    MAX_LINES, MAX_REFRESHES = 1000, 10 # that may wait; a progress bar's new state is worth less than a line
+    """Writes to a file from a thread, so that a reader who is slow or gone delays nobody.
+
+    What the file does not take in time is lost, and counted."""
+    # What may wait. A progress bar's new state is worth less than a line.
+    MAX_LINES, MAX_REFRESHES = 1000, 10
 
     def __init__(self,
         file:int, # descriptor
     ):
-        self.file, self.queue, self.lost = os.dup(file), queue.SimpleQueue(), 0
+        self.file = os.dup(file)
+        self.queue = queue.SimpleQueue()
+        self.lost = 0
         self.thread = threading.Thread(target=self._write, name='output', daemon=True)
         self.thread.start()
 
@@ -140,9 +177,10 @@ class BackgroundWriter:
         data:bytes,
     ):
         "Hand over a line, or a progress bar that ends on no line feed; returns at once"
-        line = data.endswith(b'\n')
-        if self.queue.qsize() < (self.MAX_LINES if line else self.MAX_REFRESHES): self.queue.put(data)
-        else: self.lost += line
+        is_line = data.endswith(b'\n')
+        limit = self.MAX_LINES if is_line else self.MAX_REFRESHES
+        if self.queue.qsize() < limit: self.queue.put(data)
+        elif is_line: self.lost += 1
 
     def _write(self):
         while (data := self.queue.get()) is not None:
@@ -153,9 +191,8 @@ class BackgroundWriter:
 
     def _report_lost_lines(self):
         lost, self.lost = self.lost, 0
-        _write_if_possible(
-            self.file, f'[{lost:,} lines are missing here: nobody read them in time]\n'.encode()
-        )
+        message = f'[{lost:,} lines are missing here: nobody read them in time]\n'
+        _write_if_possible(self.file, message.encode())
 
     def close(self,
         timeout:float=5., # seconds
@@ -166,7 +203,7 @@ class BackgroundWriter:
 
 # %% ../nbs/05_command_line.ipynb #829acf69
 def reopen_standard_streams():
-    "Open `/dev/null` in the place of standard input, output and error where they are closed, lest a file gets that number"
+    "Open `/dev/null` where standard input, output or error is closed, lest a file gets that number"
     for number in range(3):
         try: os.fstat(number)
         except OSError:
@@ -175,38 +212,62 @@ def reopen_standard_streams():
             if opened != number: os.close(opened)
 
 # %% ../nbs/05_command_line.ipynb #bb2d8b92
-def _file_descriptor(stream): # of its file; None where that is closed
-    try: return stream.fileno()
-    except (AttributeError, OSError, ValueError): return None
+@dataclass
+class _OwnStream:
+    "A standard stream of this process, while a `LineStream` stands in its place"
+    name:str             # 'stdout' or 'stderr'
+    stream:object        # the standard one
+    file:int|None        # its descriptor; None where that is closed
+    line_stream:object = None
 
+
+def _own_streams()->list[_OwnStream]:
+    "Standard output and error, where nobody has put another stream in their place; flushed"
+    found = []
+    for name in ('stdout', 'stderr') if os.name == 'posix' else ():
+        stream = getattr(sys, name)
+        if stream is not getattr(sys, f'__{name}__'): continue
+        try: file = stream.fileno()
+        except (AttributeError, OSError, ValueError): file = None
+        with contextlib.suppress(AttributeError, OSError, ValueError): stream.flush()
+        found.append(_OwnStream(name, stream, file))
+    return found
+
+
+def _background_writers(
+    files, # descriptors; None where one is closed
+)->list: # for each of them a `BackgroundWriter`, or None
+    "A thread for each file; the same one where two descriptors lead to the same file"
+    writers = []
+    for i, file in enumerate(files):
+        same = [j for j in range(i) if None not in (file, files[j]) and os.path.sameopenfile(files[j], file)]
+        if file is None: writers.append(None)
+        else: writers.append(writers[same[0]] if same else BackgroundWriter(file))
+    return writers
 
 # %% ../nbs/05_command_line.ipynb #6c43f639
 @contextlib.contextmanager
 def safe_output(
-    droppable:bool=False, # True: output that fails or waits is dropped; False: on standard output it raises `OutputError`
+    # True: output that fails or waits is dropped; False: on standard output it raises `OutputError`
+    droppable:bool=False,
 ):
-    "Within it, what goes to this process's own standard output and error neither raises for a character nor ends it"
-    own = {n: getattr(sys, n) for n in ('stdout', 'stderr') if getattr(sys, n) is getattr(sys, f'__{n}__')}
-    if os.name != 'posix': own = {}
-    files, threads, outputs = {n: _file_descriptor(s) for n, s in own.items()}, [], {}
-    for name, stream in own.items():
-        with contextlib.suppress(AttributeError, OSError, ValueError): stream.flush()
-        send = functools.partial(_write_or_raise if name == 'stdout' else _write_if_possible, files[name])
-        if droppable and files[name] is not None:
-            if not (threads and os.path.sameopenfile(threads[-1].file, files[name])):
-                threads.append(BackgroundWriter(files[name]))
-            send = threads[-1]
-        elif droppable: send = functools.partial(_write_if_possible, None)
-        outputs[name] = LineStream(stream, send)
-    for name, output in outputs.items(): setattr(sys, name, output)
+    "Within it, what this process prints neither raises for a character nor ends it"
+    streams = _own_streams()
+    writers = _background_writers([s.file for s in streams]) if droppable else []
+    for i, own in enumerate(streams):
+        if droppable and writers[i]: send = writers[i]
+        elif own.name == 'stdout' and not droppable: send = functools.partial(_write_or_raise, own.file)
+        else: send = functools.partial(_write_if_possible, own.file)
+        own.line_stream = LineStream(own.stream, send)
+    for own in streams: setattr(sys, own.name, own.line_stream)
     try: yield
     finally:
-        for name, output in outputs.items():
-            setattr(sys, name, own[name])
-            if droppable: output.flush()
-        for thread in threads: thread.close()
-        # who kept it
-        for name, output in outputs.items(): output.send = functools.partial(_write_if_possible, files[name])
+        for own in streams:
+            setattr(sys, own.name, own.stream)
+            if droppable: own.line_stream.flush()
+        for writer in dict.fromkeys(w for w in writers if w): writer.close()
+        # Somebody may have kept the stream, and print to it yet.
+        for own in streams: own.line_stream.send = functools.partial(_write_if_possible, own.file)
 
 # %% ../nbs/05_command_line.ipynb #c3c77b37
 _REMEDIES = {
@@ -219,8 +280,10 @@ _REMEDIES = {
 }
 
 
-def _error_message(e):
-    "What to tell a user of an error that a command may end in; None for any other"
+def _error_message(
+    e:BaseException,
+)->str|None: # None for an error that is a mistake of ours
+    "What to tell a user of an error that a command may end in"
     if isinstance(e, UserError): return str(e)
     if isinstance(e, OutputError):
         return f'standard output takes no more ({e.strerror}): make room there, or send it elsewhere.'
@@ -229,6 +292,12 @@ def _error_message(e):
     return f"{e}: {_REMEDIES.get(e.errno, 'check the path, its permissions and the room on the disk')}."
 
 # %% ../nbs/05_command_line.ipynb #3c9c974e
+def _ignore_signals(*signals):
+    "Let signals pass without effect; in the main thread, which alone may say so"
+    if threading.current_thread() is not threading.main_thread(): return
+    for s in signals: signal.signal(s, signal.SIG_IGN)
+
+
 def _run_and_report(
     f,    # as for `run_command`
     argv, # as for `run_command`
@@ -241,23 +310,19 @@ def _run_and_report(
     except KeyboardInterrupt as e:
         if argv is None: _ignore_signals(signal.SIGINT)
         report(str(e) or 'interrupted')
-        return 130*(not e.args)
+        # With a message it is a command that was stopped in good order.
+        return 0 if e.args else 130
     except OutputError as e:
-        # what a shell reports of a tool that was ended by the same
+        # The code that a shell reports of a tool which was ended by SIGPIPE.
         if e.errno == errno.EPIPE: return 128 + 13
         report(_error_message(e))
         return 2
     except Exception as e:
-        if (sentence := _error_message(e)) is None: raise
-        report(sentence)
+        message = _error_message(e)
+        if message is None: raise
+        report(message)
         return 2
     return 0
-
-
-def _ignore_signals(*signals):
-    "Let signals pass without effect; in the main thread, which alone may say so"
-    if threading.current_thread() is not threading.main_thread(): return
-    for s in signals: signal.signal(s, signal.SIG_IGN)
 
 # %% ../nbs/05_command_line.ipynb #8c79cb55
 @contextlib.contextmanager
@@ -266,11 +331,10 @@ def plain_warnings(
 ):
     "Within it a warning of ours is one sentence, without the line of code that gave it"
     before = warnings.formatwarning
-    def plainly(message, category, *where, **more):
-        return (
-            f'{name}: {message}\n' if category is UserWarning else before(message, category, *where, **more)
-        )
-    warnings.formatwarning = plainly
+    def formatted(message, category, *where, **more):
+        if category is UserWarning: return f'{name}: {message}\n'
+        return before(message, category, *where, **more)
+    warnings.formatwarning = formatted
     try: yield
     finally: warnings.formatwarning = before
 
@@ -279,11 +343,14 @@ def run_command(
     f,         # function with annotated parameters (str, int, float, bool, or `T|None`); others are not flags
     argv=None, # list of arguments; None takes the shell's, and the process is the command's own
     droppable:bool=False, # True: `f` is not run for what it prints, see `safe_output`
-)->int: # exit code: 0, also for what was stopped in good order and says so, 2 for a `UserError` or what the system refuses, 130 for Ctrl-C, 141 for a reader that has gone
-    "Call `f` from a command line; a `UserError`, or a disk that is full, becomes one sentence on stderr"
+)->int: # exit code
+    """Call `f` from a command line; a `UserError`, or a disk that is full, becomes one sentence on stderr.
+
+    The exit code is 0, also for a command that was stopped in good order and says so, 2 for a `UserError` or
+    what the system refuses, 130 for Ctrl-C, 141 for a reader that has gone."""
     if argv is not None: return _run_and_report(f, argv)
     if os.name == 'posix': reopen_standard_streams()
-    # in the background, `stty tostop` would halt it
+    # In the background, `stty tostop` would halt a command that prints.
     if droppable and hasattr(signal, 'SIGTTOU'): _ignore_signals(signal.SIGTTOU)
     with safe_output(droppable):
         code = _run_and_report(f, argv)

@@ -174,8 +174,8 @@ class TrainConfig:
     precision:str = 'bf16'
     # what the ordinary step keeps for the backward pass, a key of `CHECKPOINTING`
     checkpointing:str = 'none'
-    # Ternary layers round gradients stochastically to int8, so that their products run in int8 too; slower on
-    # a CPU.
+    # Ternary layers round gradients stochastically to int8, so that their products run in int8 too; slower
+    # on a CPU.
     int8_backward:bool = False
     engine:str = 'grad_accum'   # or 'layer-major': one layer's gradient exists at a time
     # Where the layer-major engine leaves the layers' inputs: on the 'device', in 'pinned' or 'pageable' host

@@ -57,9 +57,10 @@ def _import_if_installed(
     "Import `name`; `UserError` with what went wrong where it is installed and cannot be imported"
     package = name.partition('.')[0]
     try: return importlib.import_module(name)
-    except Exception as e:                                 # a broken library raises anything
-        absent = package in sys.modules and sys.modules[package] is None
-        if isinstance(e, ModuleNotFoundError) and (e.name == package or absent): return None
+    except Exception as e:
+        # A broken library may raise anything; one that is absent raises this, with its own name.
+        is_blocked = package in sys.modules and sys.modules[package] is None
+        if isinstance(e, ModuleNotFoundError) and (e.name == package or is_blocked): return None
         message = ' '.join(str(e).split())[:500]
         raise UserError(
             f'`{package}` is installed, but importing `{name}` failed ({type(e).__name__}: {message}): '
@@ -81,10 +82,10 @@ def pip_install(
     "What installs the library of a module where this Python finds it, in a version that Elleci works with"
     from importlib.metadata import PackageNotFoundError, requires
     library = name.split('.')[0].replace('_', '-')
-    try:
-        ours = [r for r in requires('elleci') or () if re.match(f'{re.escape(library)}(?![A-Za-z0-9._-])', r)]
-    except PackageNotFoundError: ours = []
-    extras = [found[1] for r in ours if (found := re.search(r'extra == .(\w+)', r)) and found[1] != 'dev']
+    try: requirements = requires('elleci') or ()
+    except PackageNotFoundError: requirements = ()
+    ours = [r for r in requirements if re.match(f'{re.escape(library)}(?![A-Za-z0-9._-])', r)]
+    extras = [extra for r in ours for extra in re.findall(r'extra == .(\w+)', r) if extra != 'dev']
     if extras: library = f'elleci[{extras[0]}]'
     elif ours: library = ours[0].split(';')[0].strip()
     return f'{shlex.quote(sys.executable)} -m pip install {shlex.quote(library)}'
@@ -118,7 +119,7 @@ def pick_device(
 def compute_dtype(
     x:Tensor, # any floating tensor
 )->torch.dtype:
-    "The dtype in which statistics and recurrences over `x` are computed: float64 stays, everything else is fp32"
+    "The dtype of statistics and recurrences over `x`: float64 stays, everything else is fp32"
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 # %% ../nbs/00_core.ipynb #46ae9459
@@ -134,11 +135,8 @@ def linear_dtype(
 )->torch.dtype:
     "The dtype that `F.linear` would give for `x`: autocast's where that is on, which leaves float64 alone"
     kind = autocast_device(x.device)
-    return (
-        torch.get_autocast_dtype(kind)
-        if torch.is_autocast_enabled(kind) and x.dtype != torch.float64
-        else x.dtype
-    )
+    if x.dtype == torch.float64 or not torch.is_autocast_enabled(kind): return x.dtype
+    return torch.get_autocast_dtype(kind)
 
 # %% ../nbs/00_core.ipynb #1bdae6f7
 def full_precision(
@@ -148,7 +146,7 @@ def full_precision(
     return torch.autocast(autocast_device(x.device), enabled=False)
 
 # %% ../nbs/00_core.ipynb #10595078
-# what meta tensors stand for; `elleci.memory.dryrun.emulate` changes it for a while
+# The device whose kernels meta tensors stand for; `emulate` of `elleci.memory` changes it for a while.
 META_DEVICE_TYPE = 'cpu'
 
 # %% ../nbs/00_core.ipynb #e33c6cea
@@ -174,7 +172,7 @@ def assert_close(
     atol:float,      # largest absolute difference allowed
     rtol:float=0.,   # and this much more per unit of |expected|
     label:str='',    # named in the message
-    dtype:bool=False # True also compares dtypes
+    dtype:bool=False # True: compare dtypes too
 ):
     "Raise `AssertionError` with the worst element unless |actual − expected| ≤ atol + rtol·|expected|"
     assert actual.shape == expected.shape, (
@@ -183,8 +181,10 @@ def assert_close(
     if dtype: assert actual.dtype == expected.dtype, f'{label}: {actual.dtype} against {expected.dtype}'
     a, e = (t.detach().to('cpu', torch.float64) for t in (actual, expected))
     excess = (a - e).abs() - (atol + rtol*e.abs())
-    excess[(a == e)] = -1.                     # equal infinities agree
-    bad = ~(excess <= 0)                       # so that NaN counts as bad
+    # Infinities that are equal agree, though their difference is NaN.
+    excess[a == e] = -1.
+    # Not `excess > 0`: NaN counts as bad.
+    bad = ~(excess <= 0)
     if not bad.any(): return
     where = np.unravel_index(int(excess.nan_to_num(nan=torch.inf).argmax()), a.shape) if a.ndim else ()
     where = tuple(int(i) for i in where)
@@ -200,10 +200,14 @@ def memory_in_use(
     "Bytes that this process occupies on `device` now"
     if device.type == 'cuda': return torch.cuda.memory_reserved(device)
     statm = Path('/proc/self/statm')
-    if statm.exists(): return int(statm.read_text().split()[1])*os.sysconf('SC_PAGE_SIZE')
+    if statm.exists():
+        pages = int(statm.read_text().split()[1])
+        return pages*os.sysconf('SC_PAGE_SIZE')
     resource = optional('resource')
     if resource is None: return 0
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss*(1 if sys.platform == 'darwin' else KiB)
+    # The largest so far, in bytes on macOS and in KiB elsewhere: better than nothing.
+    unit = 1 if sys.platform == 'darwin' else KiB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss*unit
 
 # %% ../nbs/00_core.ipynb #c83f1a93
 def memory_free(
@@ -220,7 +224,8 @@ def sync_folder(
     path:str|Path, # a folder
 ):
     "Flush a folder: the names in it, new, changed and gone, are then on the disk too"
-    if os.name != 'posix': return                          # elsewhere a folder cannot be opened
+    # On other systems a folder cannot be opened.
+    if os.name != 'posix': return
     folder = os.open(path, os.O_RDONLY)
     try: os.fsync(folder)
     finally: os.close(folder)
@@ -229,12 +234,12 @@ def sync_folder(
 def make_folder(
     path:str|Path, # the folder, which may be there
 ):
-    "Make a folder, and those above it that are missing, so that a power cut does not take them back with what was saved in them"
+    "Make a folder and those missing above it, all of which survive a power cut with what is saved in them"
     path = Path(path)
     if path.is_dir(): return
     if path.parent != path: make_folder(path.parent)
     path.mkdir(exist_ok=True)
-    # one may write into a folder that one may not read
+    # A folder that may be written to need not be readable, and then it cannot be flushed.
     with contextlib.suppress(PermissionError): sync_folder(path.parent)
 
 # %% ../nbs/00_core.ipynb #eb7b3b00
@@ -246,6 +251,14 @@ def replace_file(
     os.replace(new, path)
     sync_folder(Path(path).parent)
 
+# %% ../nbs/00_core.ipynb #b1f0c3d2
+def _create_new(
+    path, # of a file
+    flags, # as `open` gives them
+)->int: # a descriptor
+    "An `opener` for `open` that does not follow a link which somebody has put there"
+    return os.open(path, flags | getattr(os, 'O_NOFOLLOW', 0), 0o666)
+
 # %% ../nbs/00_core.ipynb #79850dde
 def atomic_write(
     path:str|Path, # the file to write or replace
@@ -255,15 +268,14 @@ def atomic_write(
     path = Path(path)
     new = path.with_name(path.name + '.new')
     try:
-        # what a killed run left, or a link to somebody's file
+        # There may be what a killed run left, or a link to somebody's file.
         new.unlink(missing_ok=True)
-        with open(
-            new, 'wb', opener=lambda path, flags: os.open(path, flags | getattr(os, 'O_NOFOLLOW', 0), 0o666)
-        ) as f:
+        with open(new, 'wb', opener=_create_new) as f:
             f.write(content.encode() if isinstance(content, str) else content)
             f.flush()
             os.fsync(f.fileno())
-    except OSError:                                        # a full disk: what is there of it is of no use
+    except OSError:
+        # On a full disk, what has been written of it is of no use.
         with contextlib.suppress(OSError): new.unlink()
         raise
     replace_file(new, path)
@@ -284,21 +296,23 @@ class Range(typing.NamedTuple):
         raise UserError(f'{name} is {given}: give a number from {self.low:,} to {self.high:,}.')
 
 # %% ../nbs/00_core.ipynb #e5d6e973
-PositiveInt = typing.Annotated[int, Range(1, 10**9)]         # at least one of something
-NonNegativeInt = typing.Annotated[int, Range(0, 10**9)]       # or none
-NumWorkers = typing.Annotated[int, Range(0, 256)]         # processes; 0: the calling one does the work
+PositiveInt = typing.Annotated[int, Range(1, 10**9)]
+NonNegativeInt = typing.Annotated[int, Range(0, 10**9)]
+# Processes; with 0 the calling one does the work.
+NumWorkers = typing.Annotated[int, Range(0, 256)]
 Seed = typing.Annotated[int, Range(0, 2**63 - 1)]
-Fraction = typing.Annotated[float, Range(0., 1.)]         # a fraction of something
+Fraction = typing.Annotated[float, Range(0., 1.)]
 
 # %% ../nbs/00_core.ipynb #24e6bf1b
 def type_and_range(
     kind, # an annotation: `int`, `Annotated[int, Range(…)]`, or one of them `|None`
 ): # (type, `Range` or None)
     "The type that an annotation asks for, and its range"
-    if type(None) in typing.get_args(kind):                                  # `int|None` is read as int
+    # `int|None` is read as int.
+    if type(None) in typing.get_args(kind):
         kind = next(t for t in typing.get_args(kind) if t is not type(None))
-    bounds = next((m for m in getattr(kind, '__metadata__', ()) if isinstance(m, Range)), None)
-    return getattr(kind, '__origin__', kind), bounds
+    ranges = [note for note in getattr(kind, '__metadata__', ()) if isinstance(note, Range)]
+    return getattr(kind, '__origin__', kind), ranges[0] if ranges else None
 
 # %% ../nbs/00_core.ipynb #f4903437
 def validate_ranges(
@@ -325,9 +339,9 @@ def read_number(
     if kind not in (int, float): return kind(text)
     try: value = kind(text)
     except ValueError:
-        whole = 'a whole number' if kind is int else 'a number'
-        span = f' from {bounds.low:,} to {bounds.high:,}' if bounds else ''
-        raise UserError(f"{name} is {text[:40]!r}: give {whole}{span}.") from None
+        wanted = 'a whole number' if kind is int else 'a number'
+        if bounds: wanted += f' from {bounds.low:,} to {bounds.high:,}'
+        raise UserError(f'{name} is {text[:40]!r}: give {wanted}.') from None
     if bounds: bounds.check(name, value)
     return value
 
@@ -357,8 +371,9 @@ def current_name(
     known,    # the names that this version knows
 )->str:
     "The name that a setting has in this version; `name` itself where it was not renamed"
-    new = RENAMED_SETTINGS.get(name, name)
-    return new if name not in known and new in known else name
+    if name in known: return name
+    new = RENAMED_SETTINGS.get(name)
+    return new if new in known else name
 
 # %% ../nbs/00_core.ipynb #d1c0a7e4
 def current_value(
