@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MIXERS', 'CHECKPOINT_FNS', 'Block', 'Elleci', 'parameter_table', 'token_loss']
 
-# %% ../nbs/50_model.ipynb #d47b7848
+# %% ../nbs/50_model.ipynb #05531a3f
 import contextlib, functools
 import torch
 import torch.nn.functional as F
@@ -19,8 +19,8 @@ from torch.utils.checkpoint import (
 )
 from .core import UserError, effective_device_type
 from .config import ModelConfig
+from .annotate import host_scope
 from .documents import IGNORE_INDEX
-from .memory.dryrun import host_scope
 from .layers.norm import RMSNorm
 from .layers.eigenstate import Eigenstate
 from .layers.mamba2 import Mamba2, check_cache
@@ -73,29 +73,29 @@ def _default_generators(
     device:torch.device, # where a block computes
 )->list: # of torch.Generator
     "What operators draw from that are given no generator: the CPU's, and the device's own"
-    own = (
-        getattr(torch.get_device_module(device), 'default_generators', ())
-        if device.type not in ('cpu', 'meta')
-        else ()
-    )
-    return [torch.default_generator, *own[device.index:][:1]]
+    if device.type in ('cpu', 'meta'): return [torch.default_generator]
+    on_devices = getattr(torch.get_device_module(device), 'default_generators', ())
+    return [torch.default_generator, *on_devices[device.index:][:1]]
 
 # %% ../nbs/50_model.ipynb #56625195
 class _ReplayRNG:
-    "Context of a block's second pass, made before the first: the generators begin where they did then, and end as they were"
+    """Makes a block's second pass draw the random numbers of its first.
+
+    Created before the first pass and entered around the second, which begins with the generators' old states."""
     def __init__(self,
         x:Tensor, # what the block computes with
         inner,    # another context, entered inside this one
     ):
-        self.generators, self.inner = _default_generators(x.device), inner
+        self.generators = _default_generators(x.device)
+        self.inner = inner
         self.states = [g.clone_state() for g in self.generators]
         self.meta = x.is_meta and effective_device_type(x)
 
     def _state(self, generator):
-        "(5056,) uint8 on a CPU, in memory of NumPy's: what is held during the second pass must not count as the block's"
+        "(5056,) uint8 on a CPU. In NumPy's memory, so that a memory measurement does not count it"
         state = generator.get_state()
         if not self.meta: return torch.from_numpy(state.numpy().copy())
-        # a dry run sees no generator
+        # A dry run cannot see the generator allocate its state, so we allocate as much beside it.
         if self.meta == 'cpu': torch.empty(state.nbytes, dtype=torch.uint8, device='meta')
         return state
 
@@ -120,7 +120,8 @@ def _checkpoint_block(
     def contexts():
         first, second = context_fn()
         return first, _ReplayRNG(x, second)
-    compiled = torch.compiler.is_compiling()               # torch.compile looks after random numbers itself
+    # torch.compile looks after random numbers itself.
+    compiled = torch.compiler.is_compiling()
     return checkpoint(block, x, seq_idx, use_reentrant=False, preserve_rng_state=compiled,
                       context_fn=context_fn if compiled else contexts)
 
@@ -142,12 +143,12 @@ def _selective_policy(
     operator,    # an overload, e.g. torch.ops.aten.mm.default
     *args, **kwargs, # what it is called with
 )->CheckpointPolicy:
-    "Keep the result of a product; compute all else again"
+    "Keep the result of a matrix product, or of attention without dropout; recompute everything else"
     if operator not in _saved_ops(): return CheckpointPolicy.PREFER_RECOMPUTE
-    dropout = torch.Tag.nondeterministic_seeded in operator.tags and any(
-        isinstance(a, float) and a > 0 for a in args
-    )
-    return CheckpointPolicy.PREFER_RECOMPUTE if dropout else CheckpointPolicy.MUST_SAVE
+    draws_random_numbers = torch.Tag.nondeterministic_seeded in operator.tags
+    if draws_random_numbers and any(isinstance(a, float) and a > 0 for a in args):
+        return CheckpointPolicy.PREFER_RECOMPUTE         # a dropout rate above 0
+    return CheckpointPolicy.MUST_SAVE
 
 # %% ../nbs/50_model.ipynb #5a949e9a
 def _checkpoint_selective(
@@ -156,9 +157,8 @@ def _checkpoint_selective(
     seq_idx:Tensor|None, # (B, T)
 )->Tensor: # (B, T, D)
     "`block(x, seq_idx)`, of which x and the results of products are kept"
-    return _checkpoint_block(
-        block, x, seq_idx, functools.partial(create_selective_checkpoint_contexts, _selective_policy)
-    )
+    context_fn = functools.partial(create_selective_checkpoint_contexts, _selective_policy)
+    return _checkpoint_block(block, x, seq_idx, context_fn)
 
 # %% ../nbs/50_model.ipynb #b2b0cd87
 def _host_empty_like(
@@ -178,17 +178,18 @@ def _checkpoint_offload(
 )->Tensor: # (B, T, D)
     "`block(x, seq_idx)`, of which a copy of x in host memory is kept"
     def pack(t):
-        return t if not t.is_floating_point() else (t.device, _host_empty_like(t).copy_(t, non_blocking=True))
-    def unpack(kept):
-        return (
-            kept
-            if isinstance(kept, Tensor)
-            else torch.empty_like(kept[1], device=kept[0]).copy_(kept[1], non_blocking=True)
-        )
+        if not t.is_floating_point(): return t
+        return t.device, _host_empty_like(t).copy_(t, non_blocking=True)
+
+    def unpack(packed):
+        if isinstance(packed, Tensor): return packed
+        device, on_host = packed
+        return torch.empty_like(on_host, device=device).copy_(on_host, non_blocking=True)
+
     with saved_tensors_hooks(pack, unpack): return _checkpoint_block(block, x, seq_idx)
 
 # %% ../nbs/50_model.ipynb #3d161d46
-# (block, x, seq_idx) to its output: how it is kept
+# Each runs a block, (block, x, seq_idx) to its output, and decides what autograd keeps for the backward pass.
 CHECKPOINT_FNS = {
     'selective': _checkpoint_selective,
     'block': _checkpoint_block,
@@ -202,12 +203,12 @@ def _check_decode_inputs(
     seq_idx:Tensor|None, # (B, T)
     cache:list,      # one dict per block
 ):
-    "`UserError` for a decoding step that some layer would refuse, before any layer moves"
+    "Raise `UserError` for a decoding step that a layer would refuse, before any has changed its cache"
     weight = model.embedding.weight
-    whole = tokens.dtype in (torch.int32, torch.int64)
-    if not whole or tokens.ndim != 2 or not tokens.numel() or tokens.device != weight.device:
+    integer = tokens.dtype in (torch.int32, torch.int64)
+    if not integer or tokens.ndim != 2 or not tokens.numel() or tokens.device != weight.device:
         raise tensor_error('tokens', tokens, f'int64 of shape (B, T), one token or more, on {weight.device}')
-    if tokens.device.type == 'cpu':  # a GPU would have to wait for it
+    if tokens.device.type == 'cpu':                      # on a GPU this would wait for the device
         low, high = (int(n) for n in tokens.aminmax())
         if low < 0 or high >= len(weight):
             raise UserError(f'tokens hold ids from {low} to {high}: give 0 to {len(weight) - 1}.')
@@ -223,16 +224,20 @@ def _check_decode_inputs(
 def _cache_transaction(
     cache:list|None, # one dict per block
 ): # gives copies of the dicts, or None
-    "Within it layers move on in copies of their caches, which are taken over at the end; an exception leaves the caches as they were"
-    copies = None if cache is None else [dict(layer) for layer in cache]
+    "Layers update copies of their caches; they are taken over at the end unless there is an exception"
+    if cache is None:
+        yield None
+        return
+    copies = [dict(layer) for layer in cache]
     try: yield copies
     except BaseException:
-        for layer in (layer for layer in cache or () if 'length' in layer):
+        for layer in cache:
+            if 'length' not in layer: continue
+            # Keys and values are written in place, behind the length that counts them: clear them.
             for t in layer.values():
-                # written in place, not yet counted
                 if isinstance(t, Tensor): t[:, layer['length']:] = 0
         raise
-    for layer, moved in zip(cache or (), copies or ()): layer.update(moved)
+    for layer, updated in zip(cache, copies): layer.update(updated)
 
 # %% ../nbs/50_model.ipynb #599dcc38
 class Elleci(nn.Module):
@@ -246,7 +251,8 @@ class Elleci(nn.Module):
             raise UserError(
                 f"checkpointing is {checkpointing!r}: give 'none', {', '.join(map(repr, CHECKPOINT_FNS))}."
             )
-        self.cfg, self.checkpointing = cfg, checkpointing
+        self.cfg = cfg
+        self.checkpointing = checkpointing
         self.embedding = nn.Embedding(cfg.vocab_size, cfg.d_model)
         self.blocks = nn.ModuleList(Block(cfg, mixer) for mixer in cfg.mixers)
         self.norm = RMSNorm(cfg.d_model)
@@ -256,8 +262,10 @@ class Elleci(nn.Module):
     def _tie_weights(self):
         if self.cfg.tie_embeddings: self.head.weight = self.embedding.weight
         return self
-    # `to_empty` would untie them
+
+    # `to_empty` makes new parameters, and would untie them.
     def _apply(self, fn, recurse=True): return super()._apply(fn, recurse)._tie_weights()
+
     def reset_parameters(self):
         self._tie_weights()
         _init_weights(self)
@@ -268,17 +276,13 @@ class Elleci(nn.Module):
         cache:list|None=None, # from `new_cache`, updated in place
     )->Tensor: # (B, T, D) what the blocks give, before the last norm
         if cache is not None: _check_decode_inputs(self, tokens, seq_idx, cache)
-        checkpoint_fn = (
-            CHECKPOINT_FNS.get(self.checkpointing) if cache is None and torch.is_grad_enabled() else None
-        )
+        trains = cache is None and torch.is_grad_enabled()
+        checkpoint_fn = CHECKPOINT_FNS.get(self.checkpointing) if trains else None
         with _cache_transaction(cache) as cache:
             x = self.embedding(tokens)
             for i, block in enumerate(self.blocks):
-                x = (
-                    checkpoint_fn(block, x, seq_idx)
-                    if checkpoint_fn
-                    else block(x, seq_idx, None if cache is None else cache[i])
-                )
+                if checkpoint_fn: x = checkpoint_fn(block, x, seq_idx)
+                else: x = block(x, seq_idx, None if cache is None else cache[i])
         return x
 
     def forward(self,
@@ -308,21 +312,23 @@ def parameter_table(
         nn.Embedding: 'embedding and head',
         nn.Linear: 'embedding and head',
     }
-    parts = [m for b in model.blocks for m in b.children()] + [model.norm, model.embedding, model.head]
-    table, seen = {part: 0 for kind, part in kinds.items() if any(type(m) is kind for m in parts)}, set()
-    for part in parts:
-        fresh = {id(p): p.numel() for p in part.parameters() if id(p) not in seen}
-        seen |= fresh.keys()
-        table[kinds[type(part)]] += sum(fresh.values())
+    modules = [m for b in model.blocks for m in b.children()] + [model.norm, model.embedding, model.head]
+    present = {type(m) for m in modules}
+    table = {part: 0 for kind, part in kinds.items() if kind in present}
+    counted = set()
+    for m in modules:
+        for p in m.parameters():
+            if id(p) in counted: continue
+            counted.add(id(p))
+            table[kinds[type(m)]] += p.numel()
     return table
 
 # %% ../nbs/50_model.ipynb #45751f67
 def token_loss(
     model:nn.Module, # an `Elleci`, or what has its norm and head
     x:Tensor,      # (B, T, D) what its blocks give
-    labels:Tensor, # (B, T) int64 in [0, V), or IGNORE_INDEX; the engine has looked at them
-)->Tensor: # fp32 scalar, nats, *summed* over the counted labels, so that micro-batches can be weighted by their tokens
+    labels:Tensor, # (B, T) int64 in [0, V), or IGNORE_INDEX; the engine has checked them
+)->Tensor: # fp32 scalar, nats, *summed* over the counted labels: micro-batches weigh as many as they count
     "Cross-entropy of the head's logits, none of which is kept"
-    return linear_cross_entropy(
-        model.norm(x), model.head.weight, labels, IGNORE_INDEX, reduction='sum', check=False
-    )
+    hidden = model.norm(x)
+    return linear_cross_entropy(hidden, model.head.weight, labels, IGNORE_INDEX, reduction='sum', check=False)

@@ -7,7 +7,7 @@ __all__ = ['BAR_COLOURS', 'RunReader', 'run_summary', 'printable', 'status_line'
            'memory_bars', 'plot_run', 'run_html', 'dashboard', 'estimate_peak', 'PlannedRun', 'plan_run',
            'refine_with_account', 'suggest_changes', 'plan_html', 'planner']
 
-# %% ../../nbs/77_dashboard.ipynb #15a9acfe
+# %% ../../nbs/77_dashboard.ipynb #ed6000aa
 import html, math, multiprocessing, os, shutil, sys, threading, time, typing, warnings
 from array import array
 from dataclasses import dataclass, field, replace
@@ -28,17 +28,9 @@ from elleci.config import (
     read_config,
 )
 from ..files import open_regular
-from elleci.memory.ledger import (
-    CARDS,
-    CATEGORIES,
-    COLOURS,
-    card_bytes,
-    block_activation_bytes,
-    head_activation_bytes,
-    parameter_counts,
-    parameter_shapes,
-    phase_peaks,
-)
+from ..memory.ledger import CARDS, COLOURS, card_bytes, block_activation_bytes, head_activation_bytes
+from ..memory.ledger import parameter_counts, parameter_shapes, phase_peaks
+from ..annotate import CATEGORIES
 from ..planning.step_time import MACHINES, step_time
 from ..planning.account import account, alternatives, downsample_max, verdict
 from ..training.telemetry import MAX_LOG_BYTES, send_command, decode_events, is_running, read_memory

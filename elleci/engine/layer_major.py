@@ -6,7 +6,7 @@
 __all__ = ['AUTOCAST_DTYPES', 'units', 'params_by_unit', 'clip_gradients', 'autocast', 'fp32_gradients', 'count_labels',
            'grad_accum_step', 'StepRNG', 'check_block', 'GradAccumStep', 'LayerMajorStep', 'make_model', 'make_engine']
 
-# %% ../../nbs/61_layer_major.ipynb #ab3f5be5
+# %% ../../nbs/61_layer_major.ipynb #ec8ca246
 import contextlib, random
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..core import UserError, autocast_device
 from ..layers.aux_losses import collect_aux_losses
 from ..config import ModelConfig, TrainConfig
-from ..memory.dryrun import layer_scope
+from ..annotate import layer_scope
 from .offload import PLACEMENTS, FlatBuffer, HostMemory, TransferStream, ActivationStore
 from ..layers.ffn import BitLinear, cache_ternary_weights
 from ..documents import IGNORE_INDEX

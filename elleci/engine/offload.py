@@ -12,7 +12,7 @@ from collections import deque
 import torch
 from torch import Tensor
 from ..core import MiB, UserError
-from ..memory.dryrun import host_scope, layer_scope
+from ..annotate import host_scope, layer_scope
 
 # %% ../../nbs/59_offload.ipynb #773a0e1b
 PLACEMENTS = ('device', 'pinned', 'pageable')

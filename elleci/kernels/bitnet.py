@@ -36,7 +36,7 @@ from elleci.kernels.triton_compat import (
     triton,
 )
 from .ternary import MIN_SCALE, TIE_SCALE, absmean
-from ..memory.dryrun import declare_temporaries
+from ..annotate import declare_temporaries
 
 # %% ../../nbs/41_bitnet_triton.ipynb #9c70534a
 def _int_matmul(

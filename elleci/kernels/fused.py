@@ -7,7 +7,7 @@ __all__ = ['conv_silu_forward_kernel', 'conv_silu_backward_kernel', 'conv_silu_f
            'gated_norm_forward_kernel', 'gated_norm_backward_kernel', 'gated_norm_forward', 'gated_norm_backward',
            'gated_rms_norm', 'launches']
 
-# %% ../../nbs/17_fused.ipynb #8a3abd67
+# %% ../../nbs/17_fused.ipynb #5b8266af
 from typing import Optional
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from ..core import UserError, compute_dtype, full_precision
 from ..documents import document_ids
 from .triton_compat import cdiv, jit, next_power_of_2, pick_backend, tl
-from ..memory.dryrun import declare_temporaries
+from ..annotate import declare_temporaries
 
 # %% ../../nbs/17_fused.ipynb #cc5aeec1
 def _mask_other_documents(

@@ -23,8 +23,8 @@ from elleci.core import (
 )
 from .pointwise import tensor_error
 from .triton_compat import cdiv, register_flops, jit, next_power_of_2, pick_backend, tl
-from ..memory.dryrun import declare_temporaries
-from ..memory.ledger import LOSS_WORKSPACE_BYTES
+from ..annotate import declare_temporaries
+from ..annotate import LOSS_WORKSPACE_BYTES
 
 # %% ../../nbs/45_linear_cross_entropy.ipynb #f86c98a3
 def cross_entropy_(

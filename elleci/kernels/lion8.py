@@ -12,7 +12,7 @@ from torch import Tensor
 from ..core import UserError
 from .counter_rng import hash32, hash32_kernel, as_int32, weyl_sequence, weyl_sequence_kernel
 from .triton_compat import cdiv, jit, pick_backend, tl
-from ..memory.dryrun import declare_temporaries
+from ..annotate import declare_temporaries
 
 # %% ../../nbs/58_lion8.ipynb #048625c0
 def stochastic_round(

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from ..core import UserError, compute_dtype, full_precision
 from .triton_compat import cdiv, jit, next_power_of_2, pick_backend, tl
-from ..memory.dryrun import declare_temporaries
+from ..annotate import declare_temporaries
 
 # %% ../../nbs/15_pointwise.ipynb #23698dcd
 EPS = 1e-5   # added to the mean square, so that a row of zeros stays zero

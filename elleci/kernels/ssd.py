@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ssd_forward', 'ssd_backward', 'ssd', 'ssd_decode', 'launches', 'ssd_cost']
 
-# %% ../../nbs/21_ssd_triton.ipynb #93b60c3a
+# %% ../../nbs/21_ssd_triton.ipynb #bb48b395
 import math
 from typing import NamedTuple, Optional
 import torch
@@ -16,7 +16,7 @@ from ..core import UserError, compute_dtype, full_precision, require
 from ..documents import document_ids
 from .triton_compat import cdiv, jit, next_power_of_2, pick_backend, tl
 from .ssd_reference import ssd_recurrent, ssd_step
-from ..memory.dryrun import declare_temporaries
+from ..annotate import declare_temporaries
 
 # %% ../../nbs/21_ssd_triton.ipynb #780d0b75
 def _check_that(

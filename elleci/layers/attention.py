@@ -52,11 +52,12 @@ def attention(
     q:Tensor, # (B, Tq, H, Pk) queries of the last Tq positions, any float dtype
     k:Tensor, # (B, T, H, Pk) keys, T ≥ Tq
     v:Tensor, # (B, T, H, Pv) values, of any width
-    seq_idx:Tensor|None=None, # (B, T) integers, a new document starts wherever they change; None: one document per row
+    seq_idx:Tensor|None=None, # (B, T) integers, a new document starts where they change; None: one per row
     scale:float|None=None, # of the scores; None takes 1/√Pk
 )->Tensor: # (B, Tq, H, Pv) in q's dtype
-    "Causal attention within documents (Vaswani et al. 2017, eq. 1) that keeps O(T) numbers; `UserError` for lengths that do not match"
-    (B, Tq, _, P), T, Pv = q.shape, k.shape[1], v.shape[-1]
+    "Causal attention within documents (Vaswani et al. 2017, eq. 1) in O(T) memory; may raise `UserError`"
+    B, Tq, _, P = q.shape
+    T, Pv = k.shape[1], v.shape[-1]
     if Tq > T:
         raise UserError(
             f'{Tq} queries were given for {T} keys: give at least as many keys, '
@@ -69,9 +70,8 @@ def attention(
     mask = _attention_mask(seq_idx, Tq, T, q.device)
     q, k, v = (_pad_heads(t, max(P, Pv)).transpose(1, 2) for t in (q, k, v))
     scale = P**-.5 if scale is None else scale
-    out = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=mask is None and Tq == T, scale=scale
-    )
+    is_causal = mask is None and Tq == T
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale)
     return out.transpose(1, 2)[..., :Pv]
 
 # %% ../../nbs/30_attention.ipynb #0b72bbb9
@@ -92,8 +92,9 @@ def rope(
     positions:Tensor, # (B, T) integers
     theta:float,      # base of the speeds
 )->Tensor: # (B, T, H, P) in x's dtype
-    "Rotate each pair (i, i + P/2) of channels by its token's angle (Su et al. 2021, eq. 34, halves for neighbours)"
+    "Rotate each pair (i, i + P/2) of channels by its token's angle (Su et al. 2021, eq. 34)"
     dtype = compute_dtype(x)
     angle = rope_angles(positions, x.shape[-1], theta, dtype)[:, :, None]
-    cos, sin, (a, b) = angle.cos(), angle.sin(), x.to(dtype).chunk(2, -1)
+    cos, sin = angle.cos(), angle.sin()
+    a, b = x.to(dtype).chunk(2, -1)
     return torch.cat([a*cos - b*sin, b*cos + a*sin], -1).to(x.dtype)

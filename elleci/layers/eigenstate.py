@@ -28,11 +28,8 @@ def eigenstate_recurrent(
     "The recurrence itself, in complex128, one step at a time: the oracle (Orvieto et al. 2023, §3)"
     lam = torch.exp(torch.complex(-log_rate.double().exp(), log_freq.double().exp()))
     u = torch.view_as_complex(u.double().contiguous())
-    h = (
-        torch.zeros_like(u[:, 0])
-        if initial_state is None
-        else torch.view_as_complex(initial_state.double().contiguous())
-    )
+    if initial_state is None: h = torch.zeros_like(u[:, 0])
+    else: h = torch.view_as_complex(initial_state.double().contiguous())
     hs = []
     for t, u_t in enumerate(u.unbind(1)):
         if seq_idx is not None and t: h = h.where((seq_idx[:, t] == seq_idx[:, t-1])[:, None], 0)
@@ -73,18 +70,20 @@ def _scan(
     Q:int,    # chunk length
 )->Tensor: # (B, T, K) complex
     "The states after every token"
-    T, pad = u.shape[1], -u.shape[1] % Q
+    T = u.shape[1]
+    pad = -T % Q
     h = (F.pad(u, (0, 0, 0, pad)) if pad else u).unflatten(1, (-1, Q))
     entering_doc_ids = None
     if doc_ids is not None:
         doc_ids = torch.cat([doc_ids, doc_ids[:, -1:].expand(-1, pad)], 1).unflatten(1, (-1, Q))
         entering_doc_ids = torch.cat([doc_ids[:, :1, 0], doc_ids[:, :-1, -1]], 1)
-    _doubling_scan(h, power, doc_ids)                                                              # inside
-    enter = torch.cat(
-        [torch.zeros_like(h[:, :1, 0]) if initial is None else initial[:, None], h[:, :-1, -1]], 1
-    )
-    # between
+    # Inside each chunk, as if nothing came before it.
+    _doubling_scan(h, power, doc_ids)
+    # Between chunks: each is entered by the last state of the one before it.
+    first = torch.zeros_like(h[:, :1, 0]) if initial is None else initial[:, None]
+    enter = torch.cat([first, h[:, :-1, -1]], 1)
     _doubling_scan(enter, lambda n: power(n*Q), entering_doc_ids)
+    # What enters a chunk has decayed by one power more at each of its tokens.
     received = enter[:, :, None]*power(torch.arange(1, Q + 1, device=u.device)[:, None])
     if doc_ids is not None: received.masked_fill_((doc_ids != entering_doc_ids[..., None])[..., None], 0)
     return h.add_(received).flatten(1, 2)[:, :T]
@@ -107,11 +106,12 @@ class _ChunkedScan(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, g):
         h, log_rate, log_freq, initial, seq_idx = ctx.saved_tensors
-        h, doc_ids = torch.view_as_complex(h), None if seq_idx is None else document_ids(seq_idx)
+        h = torch.view_as_complex(h)
+        doc_ids = None if seq_idx is None else document_ids(seq_idx)
+        reversed_doc_ids = None if doc_ids is None else doc_ids.flip(1)
         def power(n): return _power(log_rate, log_freq, n, h.dtype).conj()
-        G = _scan(
-            torch.view_as_complex(g.flip(1)), power, None, None if doc_ids is None else doc_ids.flip(1), ctx.Q
-        ).flip(1)
+        # The gradient of the states is the same scan, backwards in time.
+        G = _scan(torch.view_as_complex(g.flip(1)), power, None, reversed_doc_ids, ctx.Q).flip(1)
         S = G[:, 1:].conj()*h[:, :-1]
         if doc_ids is not None: S.masked_fill_((doc_ids[:, 1:] != doc_ids[:, :-1])[..., None], 0)
         S = S.sum((0, 1))
@@ -134,8 +134,7 @@ def _check_shapes(u, log_rate, log_freq, initial_state=None, seq_idx=None):
     if not fits:
         raise UserError(
             f'{shapes} do not fit: give u (B,T,K,2) with T ≥ 1, log_rate and log_freq (K,), '
-            'initial_state (B,K,2), '
-            'seq_idx (B,T).'
+            'initial_state (B,K,2), seq_idx (B,T).'
         )
 
 # %% ../../nbs/23_eigenstate.ipynb #91a02a8d
@@ -201,8 +200,10 @@ def _states(cache, u, log_rate, log_freq, chunk_size, seq_idx):
     if cache is None: return eigenstate_scan(u, log_rate, log_freq, None, seq_idx, chunk_size)
     check_cache(cache, u, seq_idx)
     state = cache['state']
-    if u.shape[1] == 1: h = eigenstate_step(state, u[:, 0], log_rate, log_freq)[:, None]
-    else: h = eigenstate_scan(u, log_rate, log_freq, state, None, chunk_size)
+    if u.shape[1] == 1:
+        h = eigenstate_step(state, u[:, 0], log_rate, log_freq)[:, None]
+    else:
+        h = eigenstate_scan(u, log_rate, log_freq, state, None, chunk_size)
     cache['state'] = h[:, -1].detach().to(state.dtype, copy=True)
     return h.to(compute_dtype(u))
 
@@ -214,7 +215,8 @@ class Eigenstate(KeepsFp32):
         linear=nn.Linear, # class of in_proj and out_proj
     ):
         super().__init__()
-        self.cfg, K = cfg, cfg.n_eigenstates
+        self.cfg = cfg
+        K = cfg.n_eigenstates
         self.in_proj = linear(cfg.d_model, 4*K, bias=False)
         self.out_proj = linear(2*K, cfg.d_model, bias=False)
         self.log_rate = self.fp32_parameter(K)
@@ -224,9 +226,10 @@ class Eigenstate(KeepsFp32):
 
     @torch.no_grad()
     def reset_parameters(self):
-        life = _log_uniform(torch.full_like(self.log_rate, HALF_LIFE_RANGE[0]), HALF_LIFE_RANGE[1])
-        # two tokens: as fast as tokens can show
-        period = _log_uniform((life/MAX_TURNS).clamp(min=2.), HALF_LIFE_RANGE[1])
+        shortest, longest = HALF_LIFE_RANGE
+        life = _log_uniform(torch.full_like(self.log_rate, shortest), longest)
+        # No period is below two tokens, the fastest that tokens can show.
+        period = _log_uniform((life/MAX_TURNS).clamp(min=2.), longest)
         self.log_rate.copy_((math.log(2)/life).log())
         self.log_freq.copy_((2*math.pi/period).log())
         self.D.fill_(1.)
@@ -238,15 +241,11 @@ class Eigenstate(KeepsFp32):
         norm:nn.Module|None=None, # an `RMSNorm` in front, see `project`
     )->Tensor: # (B, T, D)
         u, z = project(x, norm, self.in_proj)[0].chunk(2, -1)
-        h = _states(
-            cache, u.unflatten(-1, (-1, 2)), self.log_rate, self.log_freq, self.cfg.chunk_size, seq_idx
-        )
+        pairs = u.unflatten(-1, (-1, 2))                 # (B, T, K, 2), real and imaginary part
+        h = _states(cache, pairs, self.log_rate, self.log_freq, self.cfg.chunk_size, seq_idx)
         return self.out_proj(_RecomputeInBackward.apply(_gate, h.flatten(-2), u, z, self.log_rate, self.D))
 
     def new_cache(self, batch, max_len=None, dtype=None, device=None):
         "An empty cache: the state, in float64 whatever dtype says; its size does not depend on max_len"
-        return dict(
-            state=torch.zeros(
-                batch, self.cfg.n_eigenstates, 2, dtype=torch.float64, device=device or self.D.device
-            )
-        )
+        shape = (batch, self.cfg.n_eigenstates, 2)
+        return dict(state=torch.zeros(shape, dtype=torch.float64, device=device or self.D.device))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from ..config import ModelConfig
 from ..core import UserError, linear_dtype
-from ..memory.dryrun import layer_scope
+from ..annotate import layer_scope
 from .norm import KeepsFp32, project
 from ..kernels.pointwise import silu_mul
 from ..kernels.ternary import pack_ternary, quantize_activations, ternary_operands, unpack_ternary

@@ -50,15 +50,19 @@ def check_cache(
     x:Tensor,   # (B, T, …) the next tokens, or what was computed from them
     seq_idx:Tensor|None=None, # (B, T)
 ):
-    "`UserError` for documents beside a cache, for other rows than it was made for, and for more tokens than it has room for"
+    "Raise `UserError` if `x` does not fit the cache: other rows, too many tokens, or several documents"
     if seq_idx is not None:
         raise UserError('A cache holds one document per row: give either seq_idx or a cache, not both.')
-    held, (B, T) = [t for t in cache.values() if isinstance(t, Tensor)], x.shape[:2]
-    rows = next((len(t) for t in held if len(t) != B), B)
-    if rows != B:
-        raise UserError(f'The cache was made for {rows} rows and {B} were given: make one with batch={B}.')
-    if 'length' not in cache: return
-    room, start = min(t.shape[1] for t in held), cache['length']
+    B, T = x.shape[:2]
+    tensors = [t for t in cache.values() if isinstance(t, Tensor)]
+    for t in tensors:
+        if len(t) != B:
+            raise UserError(
+                f'The cache was made for {len(t)} rows and {B} were given: make one with batch={B}.'
+            )
+    if 'length' not in cache: return                     # a state has no room that could run out
+    room = min(t.shape[1] for t in tensors)
+    start = cache['length']
     if start + T > room:
         raise UserError(
             f'The cache holds {start} of {room} tokens and was given {T} more: '
@@ -78,13 +82,15 @@ def _slide_window(cache, xBC, seq_idx):
 def _scan(cache, x, dt, A, B, C, D, chunk_size, seq_idx):
     "SSD over x (B, T, H, P); with a cache, from its state to its state"
     if cache is None: return ssd(x, dt, A, B, C, chunk_size, D, seq_idx=seq_idx, check=False)
+    state = cache['ssm']
     if x.shape[1] == 1:
-        y = ssd_decode(h := cache['ssm'].clone(), x[:, 0], dt[:, 0], A, B[:, 0], C[:, 0], D)[:, None]
+        state = state.clone()                            # `ssd_decode` updates it in place
+        y = ssd_decode(state, x[:, 0], dt[:, 0], A, B[:, 0], C[:, 0], D)[:, None]
     else:
-        y, h = ssd(
-            x, dt, A, B, C, chunk_size, D, initial_state=cache['ssm'], return_final_state=True, check=False
+        y, state = ssd(
+            x, dt, A, B, C, chunk_size, D, initial_state=state, return_final_state=True, check=False
         )
-    cache['ssm'] = h.detach()
+    cache['ssm'] = state.detach()
     return y
 
 # %% ../../nbs/22_mamba2.ipynb #215e3585
@@ -95,18 +101,16 @@ class Mamba2(KeepsFp32):
         linear=nn.Linear, # class of in_proj and out_proj
     ):
         super().__init__()
-        self.cfg, H = cfg, cfg.n_ssm_heads
+        self.cfg = cfg
+        H = cfg.n_ssm_heads
         self.in_proj = linear(cfg.d_model, cfg.d_inner + cfg.conv_dim + H, bias=False)
         self.out_proj = linear(cfg.d_inner, cfg.d_model, bias=False)
         self.norm = GatedRMSNorm(cfg.d_inner, cfg.ngroups)
-        own = dict(
-            conv_weight=(cfg.conv_dim, cfg.d_conv),
-            conv_bias=(cfg.conv_dim,),
-            A_log=(H,),
-            dt_bias=(H,),
-            D=(H,),
-        )
-        for name, shape in own.items(): setattr(self, name, self.fp32_parameter(*shape))
+        self.conv_weight = self.fp32_parameter(cfg.conv_dim, cfg.d_conv)
+        self.conv_bias = self.fp32_parameter(cfg.conv_dim)
+        self.A_log = self.fp32_parameter(H)
+        self.dt_bias = self.fp32_parameter(H)
+        self.D = self.fp32_parameter(H)
         self.reset_parameters()
 
     @torch.no_grad()
@@ -126,25 +130,21 @@ class Mamba2(KeepsFp32):
         c = self.cfg
         z, xBC, dt = project(x, norm, self.in_proj)[0].split([c.d_inner, c.conv_dim, c.n_ssm_heads], -1)
         if seq_idx is not None: seq_idx = document_ids(seq_idx)
-        u = conv_silu(xBC, self.conv_weight, self.conv_bias, seq_idx, _slide_window(cache, xBC, seq_idx))
+        window = _slide_window(cache, xBC, seq_idx)
+        u = conv_silu(xBC, self.conv_weight, self.conv_bias, seq_idx, window)
         v, B, C = u.split([c.d_inner, c.ngroups*c.d_state, c.ngroups*c.d_state], -1)
+        v = v.unflatten(-1, (-1, c.headdim))             # (B, T, H, P)
+        B = B.unflatten(-1, (c.ngroups, -1))             # (B, T, G, N)
+        C = C.unflatten(-1, (c.ngroups, -1))
         dt = F.softplus(dt.to(compute_dtype(dt)) + self.dt_bias)
-        y = _scan(
-            cache,
-            v.unflatten(-1, (-1, c.headdim)),
-            dt,
-            -self.A_log.exp(),
-            *(t.unflatten(-1, (c.ngroups, -1)) for t in (B, C)),
-            self.D,
-            c.chunk_size,
-            seq_idx,
-        )
+        y = _scan(cache, v, dt, -self.A_log.exp(), B, C, self.D, c.chunk_size, seq_idx)
         return self.out_proj(self.norm(y.flatten(-2), z))
 
     def new_cache(self, batch, max_len=None, dtype=None, device=None):
-        "An empty cache: the last d_conv−1 inputs of the convolution, and the state; its size does not depend on max_len"
-        c, kw = self.cfg, dict(device=device or self.D.device)
-        return dict(
-            conv=torch.zeros(batch, c.d_conv - 1, c.conv_dim, dtype=dtype or self.in_proj.weight.dtype, **kw),
-            ssm=torch.zeros(batch, c.n_ssm_heads, c.headdim, c.d_state, dtype=self.D.dtype, **kw),
-        )
+        "An empty cache: the convolution's last d_conv − 1 inputs, and the state. `max_len` does not matter"
+        c = self.cfg
+        device = device or self.D.device
+        dtype = dtype or self.in_proj.weight.dtype
+        conv = torch.zeros(batch, c.d_conv - 1, c.conv_dim, dtype=dtype, device=device)
+        ssm = torch.zeros(batch, c.n_ssm_heads, c.headdim, c.d_state, dtype=self.D.dtype, device=device)
+        return dict(conv=conv, ssm=ssm)

@@ -60,11 +60,9 @@ def _positions(
     cache:dict|None,     # as from `MLA.new_cache`
 )->Tensor: # (B, T) int64
     "Where each token stands in its document"
-    if seq_idx is None:
-        return torch.arange(x.shape[1], device=x.device).expand(x.shape[:2]) + (
-            cache['length'] if cache else 0
-        )
-    return document_positions(seq_idx)
+    if seq_idx is not None: return document_positions(seq_idx)
+    start = cache['length'] if cache else 0
+    return torch.arange(x.shape[1], device=x.device).expand(x.shape[:2]) + start
 
 # %% ../../nbs/31_mla.ipynb #66d23a76
 def _expanded_attention(
@@ -77,9 +75,8 @@ def _expanded_attention(
 )->Tensor: # (B, T, H, v)
     "Attention with keys and values built from the latents (arXiv 2405.04434, eqs. 10, 11 and 16 to 18)"
     c = m.cfg
-    k_nope, v = (
-        m.kv_up(latent).unflatten(-1, (c.n_attn_heads, -1)).split([c.qk_nope_head_dim, c.v_head_dim], -1)
-    )
+    kv = m.kv_up(latent).unflatten(-1, (c.n_attn_heads, -1))
+    k_nope, v = kv.split([c.qk_nope_head_dim, c.v_head_dim], -1)
     k = torch.cat([k_nope, k_rope[:, :, None].expand_as(q_rope)], -1)
     return attention(torch.cat([q_nope, q_rope], -1), k, v.contiguous(), seq_idx)
 
@@ -92,22 +89,24 @@ def _decode_attention(
     k_rope:Tensor, # (B, S, rope) rotated
 )->Tensor: # (B, T, H, v) in q_nope's dtype
     "Attention to the latents themselves, by absorption"
-    c, (latent, w) = m.cfg, _operands(m.kv_up, latent)
-    dtype, scale = torch.promote_types(latent.dtype, w.dtype), (c.qk_nope_head_dim + c.qk_rope_head_dim)**-.5
+    c = m.cfg
+    latent, w = _operands(m.kv_up, latent)
     w_uk, w_uv = w.unflatten(0, (c.n_attn_heads, -1)).split([c.qk_nope_head_dim, c.v_head_dim], 1)
-    return _absorbed_attention(
-        *(t.to(dtype) for t in (q_nope, q_rope, latent, k_rope, w_uk, w_uv)), scale
-    ).to(q_nope.dtype)
+    scale = (c.qk_nope_head_dim + c.qk_rope_head_dim)**-.5
+    dtype = torch.promote_types(latent.dtype, w.dtype)
+    operands = [t.to(dtype) for t in (q_nope, q_rope, latent, k_rope, w_uk, w_uv)]
+    return _absorbed_attention(*operands, scale).to(q_nope.dtype)
 
 # %% ../../nbs/31_mla.ipynb #72a9b91b
 class MLA(nn.Module):
-    "Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, §2.1): (B, T, D) to (B, T, D), causal, documents apart"
+    "Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, §2.1): causal within each document"
     def __init__(self,
-        cfg:ModelConfig,  # its d_model, n_attn_heads, qk_nope_head_dim, qk_rope_head_dim, v_head_dim, kv_lora_rank, rope_theta
-        linear=nn.Linear, # class of the four projections; where it defines `operands`, generation is exact for it too
+        cfg:ModelConfig,  # its widths: d_model, n_attn_heads, the head dims, kv_lora_rank; and rope_theta
+        linear=nn.Linear, # class of the four projections; with `operands`, generation is exact for it too
     ):
         super().__init__()
-        self.cfg, H = cfg, cfg.n_attn_heads
+        self.cfg = cfg
+        H = cfg.n_attn_heads
         self.q_proj = linear(cfg.d_model, H*(cfg.qk_nope_head_dim + cfg.qk_rope_head_dim), bias=False)
         self.kv_down = linear(cfg.d_model, cfg.kv_lora_rank + cfg.qk_rope_head_dim, bias=False)
         self.norm = RMSNorm(cfg.kv_lora_rank)
@@ -123,34 +122,27 @@ class MLA(nn.Module):
         cache:dict|None=None, # from `new_cache`: continue from it and update it in place, without gradients
         norm:nn.Module|None=None, # an `RMSNorm` in front, see `project`
     )->Tensor: # (B, T, D)
-        c, past = self.cfg, cache['length'] if cache else 0
+        c = self.cfg
         if cache is not None: check_cache(cache, x, seq_idx)
+        continues = bool(cache) and cache['length'] > 0
         positions = _positions(x, seq_idx, cache)
         q, latent = project(x, norm, self.q_proj, self.kv_down)
-        q_nope, q_rope = q.unflatten(-1, (c.n_attn_heads, -1)).split(
-            [c.qk_nope_head_dim, c.qk_rope_head_dim], -1
-        )
+        q = q.unflatten(-1, (c.n_attn_heads, -1))
+        q_nope, q_rope = q.split([c.qk_nope_head_dim, c.qk_rope_head_dim], -1)
         latent, k_rope = latent.split([c.kv_lora_rank, c.qk_rope_head_dim], -1)
         q_rope = rope(q_rope, positions, c.rope_theta)
         k_rope = rope(k_rope[:, :, None], positions, c.rope_theta)[:, :, 0]
         latent = self.norm(latent)
-        both = (latent, k_rope) if cache is None else _append_to_cache(cache, latent, k_rope)
-        out = (
-            _decode_attention(self, q_nope, q_rope, *both)
-            if past
-            else _expanded_attention(self, q_nope, q_rope, latent, k_rope, seq_idx)
-        )
+        if cache is None: all_latents, all_k_rope = latent, k_rope
+        else: all_latents, all_k_rope = _append_to_cache(cache, latent, k_rope)
+        if continues: out = _decode_attention(self, q_nope, q_rope, all_latents, all_k_rope)
+        else: out = _expanded_attention(self, q_nope, q_rope, latent, k_rope, seq_idx)
         return self.o_proj(out.flatten(-2))
 
     def new_cache(self, batch, max_len, dtype=None, device=None):
-        "An empty cache for `batch` rows of up to `max_len` tokens: r + rope numbers a token, shared by all heads"
-        c = self.cfg
-        def new(width):
-            return torch.zeros(
-                batch,
-                max_len,
-                width,
-                dtype=dtype or self.kv_down.weight.dtype,
-                device=device or self.norm.weight.device,
-            )
-        return dict(latent=new(c.kv_lora_rank), k_rope=new(c.qk_rope_head_dim), length=0)
+        "An empty cache for `batch` rows of up to `max_len` tokens: r + rope numbers a token"
+        dtype = dtype or self.kv_down.weight.dtype
+        device = device or self.norm.weight.device
+        latent = torch.zeros(batch, max_len, self.cfg.kv_lora_rank, dtype=dtype, device=device)
+        k_rope = torch.zeros(batch, max_len, self.cfg.qk_rope_head_dim, dtype=dtype, device=device)
+        return dict(latent=latent, k_rope=k_rope, length=0)

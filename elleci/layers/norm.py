@@ -12,25 +12,26 @@ from ..kernels.pointwise import rms_norm
 
 # %% ../../nbs/16_norm.ipynb #f44ab4a3
 class KeepsFp32(nn.Module):
-    "A module whose own parameters stay in fp32 (or float64) when it is cast to bf16 or fp16; its children are cast"
+    "A module whose own parameters stay in fp32 (or float64) when a model is cast to bf16 or fp16"
     def _apply(self, fn, recurse=True):
-        def keep_fp32(t):
-            out = fn(t)
-            return t.to(out.device) if out.dtype in (torch.bfloat16, torch.float16) else out
-        for child in self.children() if recurse else (): child._apply(fn)
-        return super()._apply(keep_fp32, recurse=False)
+        # `to`, `bfloat16`, `cuda` all come through here, with the function that moves or casts a tensor.
+        def move_but_keep_fp32(t):
+            moved = fn(t)
+            return t.to(moved.device) if moved.dtype in (torch.bfloat16, torch.float16) else moved
+        if recurse:
+            for child in self.children(): child._apply(fn)
+        return super()._apply(move_but_keep_fp32, recurse=False)
 
     def fp32_parameter(self,
         *shape:int,
     )->nn.Parameter: # uninitialised, fp32 or wider
         "A parameter that stays in fp32"
-        return nn.Parameter(
-            torch.empty(shape, dtype=torch.promote_types(torch.get_default_dtype(), torch.float32))
-        )
+        dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
+        return nn.Parameter(torch.empty(shape, dtype=dtype))
 
 # %% ../../nbs/16_norm.ipynb #6a0db6eb
 class RMSNorm(KeepsFp32):
-    "RMSNorm (Zhang and Sennrich 2019, eq. 4) with a learned weight, kept in fp32; its statistics are fp32 too"
+    "RMSNorm (Zhang and Sennrich 2019, eq. 4); its learned weight and its statistics are in fp32"
     def __init__(self,
         dim:int, # D
     ):
@@ -49,11 +50,12 @@ class RMSNorm(KeepsFp32):
 def project(
     x:Tensor, # (…, d_in)
     norm:nn.Module|None, # an `RMSNorm`, or none
-    *linears:nn.Module, # layers that read the same; those that say `fuses_norm` are called as linear(x, norm)
+    *linears:nn.Module, # that read the same input; one with `fuses_norm` may be called as linear(x, norm)
 )->list: # linear(norm(x)) of each
-    "Linear layers behind a norm"
-    # another norm, or a watched one, is called
+    "Linear layers behind a norm; the norm is fused into them where each of them can do that"
+    # A norm with hooks, or of another class, must be called itself.
     plain = type(norm) is RMSNorm and not (norm._forward_hooks or norm._forward_pre_hooks)
-    if plain and all(getattr(l, 'fuses_norm', False) for l in linears): return [l(x, norm) for l in linears]
-    x = x if norm is None else norm(x)
-    return [l(x) for l in linears]
+    if plain and all(getattr(linear, 'fuses_norm', False) for linear in linears):
+        return [linear(x, norm) for linear in linears]
+    if norm is not None: x = norm(x)
+    return [linear(x) for linear in linears]

@@ -117,7 +117,7 @@ class Account:
     target:str        # 'cuda' or 'cpu'
     trace:Trace       # two steps, allocation by allocation
     replay:Replay|None # of the trace, by the caching allocator; None on the CPU, which has none
-    categories:dict   # category: bytes when most is allocated, see `elleci.memory.ledger.CATEGORIES`
+    categories:dict   # category: bytes when most is allocated, see `elleci.annotate.CATEGORIES`
     host:dict         # what: bytes of ordinary RAM that the run takes beside the card
     context:int       # bytes of the driver's context and loaded kernels
     process_before:int=0     # CPU: bytes that this process held before the run; 0 where nobody looked
