@@ -184,8 +184,8 @@ class TrainConfig:
     weights_on:str = 'device'   # layer-major: or 'host', a layer at a time on the device
     states_on:str = 'device'    # layer-major: the optimizer's states, or 'host'
     data:tuple = EMBEDDED       # (name, where) of each source, see `elleci.data.sources.parse_spec`
-    # Phases: (fraction of `steps` at which it begins, ((source, weight), …)). Without any, sources are read in
-    # proportion to their tokens.
+    # Phases: (fraction of `steps` at which it begins, ((source, weight), …)). Without any, sources are read
+    # in proportion to their tokens.
     mix:tuple = ()
     # growing rows: (fraction of `steps`, what `seq_len` is divided by); () is `seq_len` throughout
     seq_len_schedule:tuple = ()
