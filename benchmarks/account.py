@@ -2,7 +2,8 @@
 
     python benchmarks/account.py [--repeats N]
 
-Of elleci-1b5 as it trains (16 micro-batches), and of Transformers shaped like the 8B and 70B models people know.
+Of elleci-1b5 as it trains (16 micro-batches), and of Transformers shaped like the 8B and 70B models people
+know.
 """
 import argparse, datetime, json, time
 import torch

@@ -1,9 +1,11 @@
-"""What the scan adds to a Mamba-2 block on this CPU, forward and backward in fp32: data/results/cpu_scan-<commit>.json.
+"""What the scan adds to a Mamba-2 block on this CPU, forward and backward in fp32:
+data/results/cpu_scan-<commit>.json.
 
     python benchmarks/cpu_scan.py [--repeats N] [--dry]
 
-Against the same block without a scan (target: at most 1.5 times), and against the Mamba-2 of transformers where installed (target: at least
-twice as fast). Ratios are medians over rounds in which every subject runs once. --dry: small shapes, nothing written.
+Against the same block without a scan (target: at most 1.5 times), and against the Mamba-2 of transformers
+where installed (target: at least twice as fast). Ratios are medians over rounds in which every subject runs
+once. --dry: small shapes, nothing written.
 """
 import argparse, dataclasses, datetime, json, statistics, time
 import torch
@@ -45,7 +47,8 @@ def block(cfg, x, scan):
     return step, m
 
 def peer(cfg, x, ours):
-    "The same for transformers' Mamba2Mixer with our weights, once it is seen to compute the same; None where it is not installed"
+    """The same for transformers' Mamba2Mixer with our weights, once it is seen to compute the same; None
+    where it is not installed"""
     if (modeling := optional('transformers.models.mamba2.modeling_mamba2')) is None: return None
     from transformers import Mamba2Config
     shape = dict(

@@ -1,4 +1,5 @@
-"""How large should the SSM state be? elleci-tiny with several N, same data, same steps: data/results/d_state-<commit>.json.
+"""How large should the SSM state be? elleci-tiny with several N, same data, same steps:
+data/results/d_state-<commit>.json.
 
     python benchmarks/d_state.py [--steps N] [--seeds N]
 """

@@ -1,10 +1,12 @@
-"""What measuring the first two steps of a run costs, in memory and in time: data/results/first_steps-<commit>.json.
+"""What measuring the first two steps of a run costs, in memory and in time:
+data/results/first_steps-<commit>.json.
 
     python benchmarks/first_steps.py [--repeats N] [--cases NAME ...]
 
-Each case runs in a process of its own: steps as they are until the process grows no more, then as many steps measured. The memory is the
-highest resident set of the second part above that of the first; the time is processor time of a step, the median, since other programs
-may run. 'deep' has many small operators for its size, too many for a run to measure it at all, and 'streamed-129m' is the model of `process_memory.py`.
+Each case runs in a process of its own: steps as they are until the process grows no more, then as many
+steps measured. The memory is the highest resident set of the second part above that of the first; the time
+is processor time of a step, the median, since other programs may run. 'deep' has many small operators for
+its size, too many for a run to measure it at all, and 'streamed-129m' is the model of `process_memory.py`.
 """
 import argparse, datetime, json, re, statistics, subprocess, sys, time
 from dataclasses import replace

@@ -1,14 +1,17 @@
-"""All that this project measures on a GPU, in at most 8 minutes, with torch, Triton and numpy alone: data/results/<gpu>-<commit>.json.
+"""All that this project measures on a GPU, in at most 8 minutes, with torch, Triton and numpy alone:
+data/results/<gpu>-<commit>.json.
 
     python benchmarks/gpu_suite.py [--only ssd,tiles] [--out FILE] [--commit NAME]
-    python benchmarks/gpu_suite.py --dry                                   toy sizes on the CPU, kernels interpreted, nothing written
-    python benchmarks/gpu_suite.py --only compile --capability 90          fill Triton's cache for a card that is not there
+    python benchmarks/gpu_suite.py --dry                            # toy sizes on the CPU; nothing is written
+    python benchmarks/gpu_suite.py --only compile --capability 90   # fill Triton's cache for an absent card
 
 Parts, each in a process of its own, so that what one breaks is not lost to the others:
   machine   the card; copy and matmul, the ceilings that the others are held against (always runs first)
   compile   every kernel that the parts chosen will launch, compiled on all cores before the card is used
-  numerics  every kernel against float64, forward and gradients; documents bit by bit; the same bits twice (a miss is a failure)
-  ssd       the scan against mamba-ssm (where installed) and chunked torch: time, share of the floors, peak memory
+  numerics  every kernel against float64, forward and gradients; documents bit by bit; the same bits twice
+            (here a miss is a failure)
+  ssd       the scan against mamba-ssm (where installed) and chunked torch: time, share of the floors, peak
+            memory
   block     a Mamba-2 block of recipe A, with kernels and without; its peak against the account's
   fused     convolution, norms, SwiGLU's gate: GB/s, against plain torch
   decode    one token for many rows
@@ -16,16 +19,18 @@ Parts, each in a process of its own, so that what one breaks is not lost to the 
   loss      linear cross-entropy against Liger's (where installed) and torch's: time and peak memory
   account   thirty training configurations, peaks predicted against measured; the allocator's history replayed
   step_time the link, launches, and seconds of real steps against those predicted from the rates
-  layer_major  recipe A under a cap of 12 GiB, then 6.5 and 3: peaks against the account, seconds, copies, growth; the 8-bit Lion; pinned memory
+  layer_major  recipe A under a cap of 12 GiB, then 6.5 and 3: peaks against the account, seconds, copies,
+            growth; the 8-bit Lion; pinned memory
   tiles     the sizes in `_tiles`, tried out
-Results of parts that were not run are kept from an earlier run of the same card and commit. mamba-ssm: put its folder on PYTHONPATH.
+Results of parts that were not run are kept from an earlier run of the same card and commit. mamba-ssm: put
+its folder on PYTHONPATH.
 Exit code 1: a part broke, or a kernel computes something wrong. Targets that were missed are results.
 """
-import argparse, datetime, importlib, json, math, os, random, re, subprocess, sys, tempfile, time
+import argparse, contextlib, datetime, importlib, itertools, json, math, os, random, re, subprocess, sys, tempfile, time
 from pathlib import Path
-# elleci, where it is not installed
+# Elleci is found here where it is not installed.
 sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
-# seconds at most
+# The parts, with the seconds that each may take at most.
 PARTS = dict(
     machine=30,
     compile=130,
@@ -75,65 +80,53 @@ def run_part(a):
             f.write(json.dumps(plain(r)) + '\n')
             f.flush()
 
-def compile_share(a):
-    "Compile every n-th launch of the parts chosen, and every n-th configuration of kernels that tune themselves"
-    import torch
-    from elleci.kernels import proof
+def launches_of_share(a, k, n):
+    "(name, launch) of the parts chosen that the k-th of n processes compiles"
     from gpu.ssd import peer_launches
-    (k, n), driver = map(int, a.share.split('/')), proof.CompileOnlyDriver(a.capability)
-    proof.triton.runtime.driver.set_active(driver)
-    torch.cuda.is_available = lambda: False
-    jobs = [
-        j
-        for name in COMPILED
-        if name in a.only and name != 'tiles'
-        for j in importlib.import_module(f'gpu.{name}').launches(a.dry)
-    ]
-    tiles = importlib.import_module('gpu.tiles').launches(a.dry) if 'tiles' in a.only else []
-    # so that no share gets all the slow ones
-    for found in (jobs, tiles): random.Random(0).shuffle(found)
-    jobs = (
-        [(j, i % n == k) for i, j in enumerate(jobs)]
-        + [(j, True) for j in (peer_launches(a.dry) if 'ssd' in a.only else [])]
-        + [(j, i % n == k) for i, j in enumerate(tiles)]
-    )
-    turn, share_out = [0], importlib.import_module('triton.runtime.autotuner').Autotuner
+    def launches(name): return importlib.import_module(f'gpu.{name}').launches(a.dry)
+    fixed = [launch for name in COMPILED if name in a.only and name != 'tiles' for launch in launches(name)]
+    tiles = launches('tiles') if 'tiles' in a.only else []
+    # Shuffled, so that no share gets all the slow ones.
+    for found in (fixed, tiles): random.Random(0).shuffle(found)
+    # The kernels of others tune themselves: every process launches them, and compiles some of the configurations.
+    peers = peer_launches(a.dry) if 'ssd' in a.only else []
+    return fixed[k::n] + peers + tiles[k::n]
+
+def compile_every_nth_configuration(k, n):
+    "Have kernels that tune themselves compile every n-th of their configurations, and measure none"
+    from triton.runtime.autotuner import Autotuner
+    turn = itertools.count(1)
     def run(self, *args, **kwargs):
         for config in self.configs:
-            turn[0] += 1
             self.best_config = config
-            if turn[0] % n != k: continue
-            try: self.fn.run(*args, **kwargs, **config.all_kwargs())
-            except Exception: pass                                           # a configuration that does not fit: the tuner skips it too
-    share_out.run = run
+            if next(turn) % n != k: continue
+            # The tuner too skips a configuration that does not fit.
+            with contextlib.suppress(Exception): self.fn.run(*args, **kwargs, **config.all_kwargs())
+    Autotuner.run = run
+
+def compile_share(a):
+    """Compile every n-th launch of the parts chosen, and every n-th configuration of kernels that tune
+    themselves"""
+    import torch
+    from elleci.kernels import triton_compat
+    k, n = map(int, a.share.split('/'))
+    driver = triton_compat.CompileOnlyDriver(a.capability)
+    triton_compat.triton.runtime.driver.set_active(driver)
+    torch.cuda.is_available = lambda: False
+    todo = launches_of_share(a, k, n)
+    compile_every_nth_configuration(k, n)
     with open(a.rows, 'a') as f:
-        for (name, launch), mine in jobs:
-            if not mine: continue
-            driver.launch = name
-            began = time.monotonic()
+        for name, launch in todo:
+            driver.launch, before, began = name, len(driver.rows), time.monotonic()
             problem = ''
-            before = len(driver.rows)
             try: launch()
             except Exception as e: problem = f'{type(e).__name__}: {" ".join(str(e).split())[:200]}'
             kernels = [
-                dict(
-                    zip(
-                        ('kernel', 'registers', 'shared', 'stack'), (r.kernel, r.registers, r.shared, r.stack)
-                    )
-                )
+                dict(kernel=r.kernel, registers=r.registers, shared=r.shared, stack=r.stack)
                 for r in driver.rows[before:]
             ]
-            f.write(
-                json.dumps(
-                    dict(
-                        launch=name,
-                        seconds=round(time.monotonic() - began, 2),
-                        kernels=kernels,
-                        problem=problem,
-                    )
-                )
-                + '\n'
-            )
+            seconds = round(time.monotonic() - began, 2)
+            f.write(json.dumps(dict(launch=name, seconds=seconds, kernels=kernels, problem=problem)) + '\n')
             f.flush()
 
 # ------------------------------------------------------------------ in the process of the suite
@@ -228,7 +221,8 @@ def compile_all(names, limit, a, folder):
     problems = [f"{d['launch']}: {d['problem']}" for d in done if d['problem']]
     seconds = round(time.monotonic() - began, 1)
     r = dict(
-        name=f'kernels for sm_{a.capability}, {seconds} s on {n} cores; {len(problems)} launches that do not compile',
+        name=f'kernels for sm_{a.capability}, {seconds} s on {n} cores; '
+        f'{len(problems)} launches that do not compile',
         target=None,
         measured=kernels,
         ratio=None,

@@ -1,4 +1,5 @@
-"""What 8 bits and stochastic rounding do to training: elleci-tiny with four optimizers, same data, same steps: data/results/lion8-<commit>.json.
+"""What 8 bits and stochastic rounding do to training: elleci-tiny with four optimizers, same data, same
+steps: data/results/lion8-<commit>.json.
 
     python benchmarks/lion8.py [--steps N] [--seeds N] [--lr X] [--dry]
 """

@@ -1,10 +1,11 @@
-"""What the loop costs over the bare step, what a dashboard in the same process costs it, and whether memory grows: data/results/loop-<commit>.json.
+"""What the loop costs over the bare step, what a dashboard in the same process costs it, and whether memory
+grows: data/results/loop-<commit>.json.
 
     python benchmarks/loop.py [--steps N]
 
-One training of elleci-tiny without validations or saves in between. Every step is timed from within; what lies between two steps is the
-loop's. A live view of the run is switched on and off every 20 steps, so that both halves see the same machine. At a few steps the live
-tensors are counted, byte by byte.
+One training of elleci-tiny without validations or saves in between. Every step is timed from within; what
+lies between two steps is the loop's. A live view of the run is switched on and off every 20 steps, so that
+both halves see the same machine. At a few steps the live tensors are counted, byte by byte.
 """
 import argparse, contextlib, dataclasses, datetime, gc, io, json, statistics, tempfile, time
 from pathlib import Path

@@ -1,8 +1,10 @@
-"""The 1.5B model in two bits a weight: file sizes, and the same logits before and after: data/results/packed-<commit>.json.
+"""The 1.5B model in two bits a weight: file sizes, and the same logits before and after:
+data/results/packed-<commit>.json.
 
     python benchmarks/packed.py [--preset elleci-1b5-12gib] [--tokens N] [--dry]
 
-Weights are those of a fresh model; what they say does not matter here, only that both say the same. Takes 12 GiB of RAM and some minutes.
+Weights are those of a fresh model; what they say does not matter here, only that both say the same. Takes
+12 GiB of RAM and some minutes.
 """
 import argparse, contextlib, datetime, io, json, tempfile, time
 from pathlib import Path

@@ -2,10 +2,13 @@
 
     python benchmarks/pretokenize.py [--megabytes N] [--num-workers N] [--repeats N] [--dry] [--out FOLDER]
 
-The text is the embedded corpus' documents, drawn anew with shuffled paragraphs, as JSONL. A process of its own runs `elleci_pretokenize`'s function;
-from /proc come its peak memory and its workers' (resident, and proportional: a page shared by n processes counts 1/n to each), and from the
-kernel's accounts the CPU time of both. What the checksum of a shard costs, once per process and shard, is measured beside it. Targets: at most 300 MiB in all, two cores at 90 % or more, at least 20 million tokens/s read from a warm map.
-A share below the target with the machine idle at 0 % says that others were using it. --dry: 4 MB, one repeat, nothing written.
+The text is the embedded corpus' documents, drawn anew with shuffled paragraphs, as JSONL. A process of its
+own runs `elleci_pretokenize`'s function; from /proc come its peak memory and its workers' (resident, and
+proportional: a page shared by n processes counts 1/n to each), and from the kernel's accounts the CPU time
+of both. What the checksum of a shard costs, once per process and shard, is measured beside it. Targets: at
+most 300 MiB in all, two cores at 90 % or more, at least 20 million tokens/s read from a warm map. A share
+below the target with the machine idle at 0 % says that others were using it. --dry: 4 MB, one repeat,
+nothing written.
 """
 import argparse, datetime, json, os, platform, random, statistics, subprocess, sys, tempfile, time, zlib
 from pathlib import Path
@@ -22,12 +25,15 @@ from elleci.data.shards import pretokenize
 from elleci.data.sources import iter_documents
 from elleci.data.tokenizer import load_tokenizer
 tok = load_tokenizer(sys.argv[3])
-began, before = time.perf_counter(), sum(os.times()[:4])                # of this process and of the children it has waited for
+# seconds of CPU, of this process and of the children that it has waited for
+def cpu_seconds(): return sum(os.times()[:4])
+began, before = time.perf_counter(), cpu_seconds()
 pretokenize(iter_documents('text', sys.argv[1]), sys.argv[2], tok, num_workers=int(sys.argv[4]))
-print(time.perf_counter() - began, sum(os.times()[:4]) - before)"""
+print(time.perf_counter() - began, cpu_seconds() - before)"""
 
 def synthesise(docs, path, size, seed=0):
-    "JSONL of `size` bytes of text: documents with their paragraphs shuffled and a few of another's, so that none is there twice"
+    """JSONL of `size` bytes of text: documents with their paragraphs shuffled and a few of another's, so
+    that none is there twice"""
     rng, written = random.Random(seed), 0
     paragraphs = [[p for p in d.text.split('\n\n') if p.strip()] for d in docs if not d.messages]
     with open(path, 'w', encoding='utf-8') as f:
@@ -58,7 +64,8 @@ def idle():
     return np.array([t[3] + t[4], sum(t)])
 
 def watched(process, every=.1):
-    "Peaks while `process` runs: resident bytes of it and of its largest worker, proportional bytes of all together"
+    """Peaks while `process` runs: resident bytes of it and of its largest worker, proportional bytes of
+    all together"""
     peak = dict(parent=0, largest_worker=0, all_proportional=0, workers=0)
     while process.poll() is None:
         (rss, pss), worker_memory = memory(process.pid), [memory(p) for p in children(process.pid)]
@@ -73,7 +80,8 @@ def watched(process, every=.1):
     return peak
 
 def write(text, out, tokenizer, workers):
-    "One pre-tokenisation, timed inside its process, without the import of torch but with the start of the workers"
+    """One pre-tokenisation, timed inside its process, without the import of torch but with the start of
+    the workers"""
     before = idle()
     process = subprocess.Popen(
         [sys.executable, '-c', CHILD, text, out, tokenizer, str(workers)], stdout=subprocess.PIPE, text=True
@@ -93,7 +101,8 @@ def speed(f, n, repeats):
     return round(n/statistics.median(seconds[1:]))
 
 def shuffled(shards, some, seed=0):
-    "At least `some` tokens: the documents of one shard after the other in random order, each copied out of the map"
+    """At least `some` tokens: the documents of one shard after the other in random order, each copied out
+    of the map"""
     rng, done = np.random.default_rng(seed), 0
     for k in rng.permutation(len(shards.shards)):
         tokens, lengths = shards.map(k), shards.lengths(k)

@@ -1,13 +1,15 @@
-"""What the process of a training on the CPU holds, beside what was predicted: data/results/process_memory-<commit>.json.
+"""What the process of a training on the CPU holds, beside what was predicted:
+data/results/process_memory-<commit>.json.
 
     python benchmarks/process_memory.py [--cases NAME ...]
 
-Whole trainings of three steps, each in a process of its own, as the command makes them: validated, compared with their account, saved,
-sampled. What counts is the highest resident set above that of the process after its imports. 'streamed-129m' is a model of 129M
-parameters under the layer-major step with everything in host memory; each case is run as it is (here: with large freed blocks given back,
-which the command does where a run streams), the same without the comparison of the first two steps, and with the C library as it comes
-(`heap`), which keeps much of what is freed. Processor seconds and page faults are those of the
-steps alone.
+Whole trainings of three steps, each in a process of its own, as the command makes them: validated, compared
+with their account, saved, sampled. What counts is the highest resident set above that of the process after
+its imports. 'streamed-129m' is a model of 129M parameters under the layer-major step with everything in
+host memory; each case is run as it is (here: with large freed blocks given back, which the command does
+where a run streams), the same without the comparison of the first two steps, and with the C library as it
+comes (`heap`), which keeps much of what is freed. Processor seconds and page faults are those of the steps
+alone.
 """
 import argparse, contextlib, dataclasses, datetime, io, json, re, resource, subprocess, sys, tempfile
 from pathlib import Path

@@ -1,9 +1,11 @@
-"""Recipe A's training tricks against plain AdamW with a cosine, on elleci-tiny at equal tokens: data/results/recipe-<commit>.json.
+"""Recipe A's training tricks against plain AdamW with a cosine, on elleci-tiny at equal tokens:
+data/results/recipe-<commit>.json.
 
     python benchmarks/recipe.py [--seeds N] [--steps N] [--jobs N] [--dry]
 
-Each variant tries its learning rates with the first seed, and trains the other seeds at the best of them. Several trainings run side by side,
-one thread each, so the times are not to be compared with those of a training alone.
+Each variant tries its learning rates with the first seed, and trains the other seeds at the best of them.
+Several trainings run side by side, one thread each, so the times are not to be compared with those of a
+training alone.
 """
 import argparse, contextlib, datetime, io, json, os, tempfile
 from concurrent.futures import ProcessPoolExecutor

@@ -1,13 +1,15 @@
-"""Losses of seeded trainings and the account of every preset, to the last bit: a change that only moves or renames code changes none of them.
+"""Losses of seeded trainings and the account of every preset, to the last bit: a change that only moves or
+renames code changes none of them.
 
-    python benchmarks/seeded.py                     # writes data/results/seeded-<commit>.json
-    python benchmarks/seeded.py --against FILE      # compares with what was written before; exit code 1 names what differs
-    python benchmarks/seeded.py --accounts ...      # the accounts alone, which take seconds
+    python benchmarks/seeded.py                   # writes data/results/seeded-<commit>.json
+    python benchmarks/seeded.py --against FILE    # compares with an older file; exit code 1: names what differs
+    python benchmarks/seeded.py --accounts …      # the accounts alone, which take seconds
 
-Fifty steps of elleci-tiny with both engines, five of each pattern of mixers, all on the embedded corpus with one thread; losses as
-hexadecimal floats and a checksum of the weights, so that no rounding hides a difference. Accounts are compared as JSON text, byte for
-byte and in the order of their keys. An older file is read through data/results/renamed-keys.json: `keys` holds, for an object's key, the
-new names of the keys inside that object, `values` holds, for a key, the new names of its values.
+Fifty steps of elleci-tiny with both engines, five of each pattern of mixers, all on the embedded corpus
+with one thread; losses as hexadecimal floats and a checksum of the weights, so that no rounding hides a
+difference. Accounts are compared as JSON text, byte for byte and in the order of their keys. An older file
+is read through data/results/renamed-keys.json: `keys` holds, for an object's key, the new names of the keys
+inside that object, `values` holds, for a key, the new names of its values.
 """
 import argparse
 import contextlib

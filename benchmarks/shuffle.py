@@ -1,11 +1,14 @@
-"""Sorted bilingual text against the same documents permuted beforehand, on elleci-tiny: data/results/shuffle-<commit>.json.
+"""Sorted bilingual text against the same documents permuted beforehand, on elleci-tiny:
+data/results/shuffle-<commit>.json.
 
     python benchmarks/shuffle.py [--steps N] [--seeds N] [--older COMMIT] [--dry]
 
-A folder of text is read in the order of its names, so a folder of en_* and it_* is sorted by language. If the order in which rows are read
-is as good as it should be, that costs nothing: the loss on held-out documents is that of the same documents permuted beforehand. The text
-is what the machine has: gettext catalogues of installed programs, which hold each message in English and in Italian, or, where there are
-none, the corpus that comes with Python and with this project. --older measures an older version of the package on the sorted text too.
+A folder of text is read in the order of its names, so a folder of en_* and it_* is sorted by language. If
+the order in which rows are read is as good as it should be, that costs nothing: the loss on held-out
+documents is that of the same documents permuted beforehand. The text is what the machine has: gettext
+catalogues of installed programs, which hold each message in English and in Italian, or, where there are
+none, the corpus that comes with Python and with this project. --older measures an older version of the
+package on the sorted text too.
 """
 import argparse, datetime, gettext, json, math, os, random, re, subprocess, sys, tempfile, time, zlib
 from pathlib import Path
@@ -29,7 +32,8 @@ HELD = 16              # one document of so many is held out
 LANGUAGES = ('en', 'it')
 
 def catalogues(folder=CATALOGUES):
-    "{language: [documents]} of gettext catalogues: a document is some messages of a program that follow each other"
+    """{language: [documents]} of gettext catalogues: a document is some messages of a program that follow
+    each other"""
     texts = {language: [] for language in LANGUAGES}
     for path in sorted(Path(folder).glob('*.mo')):
         try:
@@ -76,7 +80,8 @@ def split(texts):
     return train, held
 
 def data(folder, named, tok, permuted):
-    "The documents as shards in `folder`; their names, and so what the run itself holds out, are the same in any order"
+    """The documents as shards in `folder`; their names, and so what the run itself holds out, are the
+    same in any order"""
     named = list(named)
     if permuted is not None: random.Random(permuted).shuffle(named)
     pretokenize([Document('text', name, text) for name, text in named], folder, tok, num_workers=0)
@@ -142,7 +147,10 @@ def measure(order, seeds, steps):
 
 def measured(order, seeds, steps, package=ROOT):
     "The lines of `measure` in a process of its own, with another version of the package if need be"
-    code = 'import sys, json; sys.path.insert(0, sys.argv[1]); import shuffle; shuffle.measure(*json.loads(sys.argv[2]))'
+    code = (
+        'import sys, json; sys.path.insert(0, sys.argv[1]); import shuffle; '
+        'shuffle.measure(*json.loads(sys.argv[2]))'
+    )
     env = os.environ | {'PYTHONPATH': str(package)}
     argv = [sys.executable, '-c', code, str(Path(__file__).parent), json.dumps([order, list(seeds), steps])]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=env, cwd=tempfile.gettempdir()) as p:

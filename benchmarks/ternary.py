@@ -1,10 +1,13 @@
-"""What three values cost: elleci-tiny with ternary and with ordinary linear layers, same start, same data: data/results/ternary-<commit>.json.
+"""What three values cost: elleci-tiny with ternary and with ordinary linear layers, same start, same data:
+data/results/ternary-<commit>.json.
 
     python benchmarks/ternary.py [--steps N] [--seeds N] [--lr X] [--commit NAME] [--int8] [--dry]
 
-Both in precision 'bf16'. The rate that suits one need not suit the other: all seeds run at the rate and at half of it, the first also at a quarter and at twice.
-The ternary runs also record every 20 steps how the weights divide among −1, 0, +1, and how many changed their value in that step and since the last record.
-With --int8 the other question: ternary layers with gradients in bf16 and in int8, at the rate alone: data/results/int8_backward-<commit>.json.
+Both in precision 'bf16'. The rate that suits one need not suit the other: all seeds run at the rate and at
+half of it, the first also at a quarter and at twice. The ternary runs also record every 20 steps how the
+weights divide among −1, 0, +1, and how many changed their value in that step and since the last record.
+With --int8 the other question: ternary layers with gradients in bf16 and in int8, at the rate alone:
+data/results/int8_backward-<commit>.json.
 """
 import argparse, dataclasses, datetime, json, re, tempfile, time
 import torch

@@ -1,4 +1,6 @@
-"What the account predicts, against the card: thirty configurations of our own step, each two steps from nothing; the allocator's own history replayed."
+"""What the account predicts, against the card: thirty configurations of our own step, each two steps from
+nothing; the allocator's own history replayed.
+"""
 import functools, gc, gzip, itertools, json, tempfile
 from dataclasses import replace
 from pathlib import Path

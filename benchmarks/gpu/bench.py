@@ -26,7 +26,8 @@ class Context:
     def left(self): return self.limit - (time.monotonic() - self.began)
 
 def row(name, measured, unit, target=None, at_most=False, must=False, **more):
-    "A result. ratio is 1 or more where the target is reached; `must`: missing it is a failure of the suite, not a finding"
+    """A result. ratio is 1 or more where the target is reached; `must`: missing it is a failure of the
+    suite, not a finding"""
     ratio = met = None
     if target is not None and measured is not None:
         met = measured <= target if at_most else measured >= target
@@ -56,7 +57,8 @@ class Timing(NamedTuple):
         return dict(ms=self.ms, quartiles=[self.low, self.high], host_ms=self.host, repeats=self.repeats)
 
 class Stopwatch:
-    "Medians over rounds in which every subject runs once, with a cold L2 and the queue full, so that Python's share is not in them"
+    """Medians over rounds in which every subject runs once, with a cold L2 and the queue full, so that
+    Python's share is not in them"""
     def __init__(self, ctx):
         self.ctx, self.gpu = ctx, ctx.device.type == 'cuda'
         if self.gpu:
@@ -192,7 +194,8 @@ def no_grad(f, e):
     return run
 
 def mamba_ssm(module='ssd_combined'):
-    "A module of mamba_ssm.ops.triton, or None where the package is not installed; past its __init__, which asks for a CUDA extension"
+    """A module of mamba_ssm.ops.triton, or None where the package is not installed; past its __init__,
+    which asks for a CUDA extension"""
     if 'mamba_ssm' not in sys.modules:
         if (spec := importlib.util.find_spec('mamba_ssm')) is None: return None
         package = types.ModuleType('mamba_ssm')
@@ -209,7 +212,8 @@ def mamba_ssm(module='ssd_combined'):
     return m
 
 def quick_tuning():
-    "Let kernels that tune themselves (mamba-ssm's) do so in 25 ms a configuration, not 125; the same choice within the noise"
+    """Let kernels that tune themselves (mamba-ssm's) do so in 25 ms a configuration, not 125; the same
+    choice within the noise"""
     autotuner = importlib.import_module('triton.runtime.autotuner')
     bench = importlib.import_module('triton.testing').do_bench
     autotuner.Autotuner.do_bench = property(

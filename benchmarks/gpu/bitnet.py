@@ -1,4 +1,6 @@
-"A BitLinear against bf16 nn.Linear, forward and backward; its pieces against the copy; decoding from packed weights at the 1.5B model's shapes."
+"""A BitLinear against bf16 nn.Linear, forward and backward; its pieces against the copy; decoding from packed
+weights at the 1.5B model's shapes.
+"""
 import functools, time
 from dataclasses import replace
 import torch
@@ -57,7 +59,8 @@ def launches(dry):
     return found + [(f'packed {name}', functools.partial(decode, *s)) for name, s in shapes(dry).items()]
 
 def agrees(ctx):
-    "Integers and outputs against the simulated layer, to the bit; gradients of the int8 backward against bf16's"
+    """Integers and outputs against the simulated layer, to the bit; gradients of the int8 backward
+    against bf16's"""
     seed_everything(0)
     x, w = torch.randn(300, 272, device=ctx.device).bfloat16(), torch.randn(130, 272, device=ctx.device)*.02
     y, simulated = bit_linear(x, w, backend='triton'), ternary_linear(x, w)
@@ -210,7 +213,8 @@ def decode(ctx, watch):
         free()
 
 def whole_token(ctx, watch):
-    "All ternary matrices of the model's Mamba and feed-forward layers, one after another in a CUDA graph: what a token reads"
+    """All ternary matrices of the model's Mamba and feed-forward layers, one after another in a CUDA
+    graph: what a token reads"""
     count = 1 if ctx.dry else ModelConfig().n_layers
     sets = [
         matrices(ctx, K, N, 1)
@@ -243,8 +247,12 @@ def on_the_cpu(M=256, K=2048, N=2048):
     "The product of bytes on this processor against the float ones: why the torch code uses it"
     a, b = torch.randint(-127, 128, (M, K)).to(torch.int8), torch.randint(-1, 2, (K, N)).to(torch.int8)
     times = {}
-    for name, f in dict(bytes=lambda: torch._int_mm(a, b), fp32=functools.partial(torch.mm, a.float(), b.float()),
-                        bf16=functools.partial(torch.mm, a.bfloat16(), b.bfloat16())).items():
+    products = dict(
+        bytes=functools.partial(torch._int_mm, a, b),
+        fp32=functools.partial(torch.mm, a.float(), b.float()),
+        bf16=functools.partial(torch.mm, a.bfloat16(), b.bfloat16()),
+    )
+    for name, f in products.items():
         f()
         taken = []
         for _ in range(5):
@@ -260,7 +268,8 @@ def on_the_cpu(M=256, K=2048, N=2048):
         )
 
 def whole_step(ctx, watch):
-    "Training steps of four layers of recipe A: ternary with both backward passes, against ordinary bf16 layers"
+    """Training steps of four layers of recipe A: ternary with both backward passes, against ordinary bf16
+    layers"""
     wide = replace(preset('elleci-tiny').model, n_layers=1) if ctx.dry else replace(ModelConfig(), n_layers=4)
     train = TrainConfig(
         seq_len=64 if ctx.dry else 1024,

@@ -1,4 +1,6 @@
-"A Mamba-2 block of recipe A, forward and backward under autocast: with our kernels and with torch code; and its peak against the account's."
+"""A Mamba-2 block of recipe A, forward and backward under autocast: with our kernels and with torch code; and
+its peak against the account's.
+"""
 import contextlib, dataclasses, functools
 from unittest import mock
 import torch
@@ -28,9 +30,12 @@ def chunked(x, dt, A, B, C, chunk_size, D, seq_idx=None, check=None):
 def using(backend, scan=None):
     "Within it the block is made of these implementations"
     with contextlib.ExitStack() as stack:
-        for name, f in dict(ssd=scan or functools.partial(ssd, backend=backend), conv_silu=functools.partial(conv_silu, backend=backend),
-                            gated_rms_norm=functools.partial(gated_rms_norm, backend=backend)).items():
-            stack.enter_context(mock.patch.object(mamba2, name, f))
+        implementations = dict(
+            ssd=scan or functools.partial(ssd, backend=backend),
+            conv_silu=functools.partial(conv_silu, backend=backend),
+            gated_rms_norm=functools.partial(gated_rms_norm, backend=backend),
+        )
+        for name, f in implementations.items(): stack.enter_context(mock.patch.object(mamba2, name, f))
         yield
 
 def stepper(block, x, patch=contextlib.nullcontext):

@@ -1,4 +1,6 @@
-"The convolution with its SiLU, the norms and the gate against plain torch: GB/s of the bytes that must move, as a share of the copy."
+"""The convolution with its SiLU, the norms and the gate against plain torch: GB/s of the bytes that must
+move, as a share of the copy.
+"""
 import functools
 import torch
 import torch.nn.functional as F

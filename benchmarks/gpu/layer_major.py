@@ -1,4 +1,6 @@
-"elleci-1b5 at 64 × 1,024 tokens under a cap of 12 GiB, then 6.5 (resident) and 3 (streamed): peaks, seconds, copies, a flat line; the 8-bit Lion; pinned memory."
+"""elleci-1b5 at 64 × 1,024 tokens under a cap of 12 GiB, then 6.5 (resident) and 3 (streamed): peaks,
+seconds, copies, a flat line; the 8-bit Lion; pinned memory.
+"""
 import contextlib, functools, itertools, math, statistics, time, warnings
 from dataclasses import replace
 import numpy as np
@@ -228,7 +230,8 @@ def load(model, values):
     for p, v in zip(model.parameters(), values): p.copy_(v)
 
 def equal(ctx):
-    "Three steps in fp32 by either engine. Both add the same numbers in another order, so the largest difference is a share of the largest move"
+    """Three steps in fp32 by either engine. Both add the same numbers in another order, so the largest
+    difference is a share of the largest move"""
     model = replace(TOY if ctx.dry else MEDIUM, n_layers=4, ternary=False)
     for where in (
         MAJOR | dict(block_inputs_on='device'),
@@ -244,7 +247,8 @@ def equal(ctx):
             seed_everything(0)
             m = make_model(model, way, 'cpu' if way.weights_on == 'host' else ctx.device)
             if not ends: first = copied(m)
-            else: load(m, first)                                                                  # another generator drew them
+            # Made on another device, its weights were drawn by another generator.
+            else: load(m, first)
             sgd = torch.optim.SGD(m.parameters(), .1, momentum=.9)
             made = make_engine(m, sgd, way, device=ctx.device)
             for _ in range(3): made.step(micro)
@@ -306,7 +310,8 @@ def capped(ctx, name, taken):
     return rows, engine, micro, taken_s
 
 def speed(ctx, name, model, train, s, rate):
-    "Tokens a second, and the share of the card's bf16 products that the model's operations are, recompute not counted"
+    """Tokens a second, and the share of the card's bf16 products that the model's operations are,
+    recompute not counted"""
     ops, tokens = step_flops(model, train), train.tokens_per_step
     asked = sum(sum(ops[k].values()) for k in ('forward', 'backward'))
     yield row(f'{name}: a step of {tokens:,} tokens', s, 's')
@@ -355,7 +360,8 @@ def copies(ctx, engine, micro):
         )
 
 def flat(ctx, most=30.):
-    "Two hundred small steps with everything on the host, or as many as fit: bytes that the device and the process have after each"
+    """Two hundred small steps with everything on the host, or as many as fit: bytes that the device and
+    the process have after each"""
     small = dict(batch_size=1, seq_len=32 if ctx.dry else 128, grad_accum_steps=2)
     model = replace(TOY if ctx.dry else MEDIUM, ternary=True)
     train = replace(recipe(ctx)[1], **PLACES['streamed'], **small)

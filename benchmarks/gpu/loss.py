@@ -1,4 +1,6 @@
-"Linear cross-entropy, forward and backward, at 65,536 tokens: against Liger's Triton, torch's own and plain chunks; time, peak memory, budgets, tiles."
+"""Linear cross-entropy, forward and backward, at 65,536 tokens: against Liger's Triton, torch's own and plain
+chunks; time, peak memory, budgets, tiles.
+"""
 import contextlib, functools
 import torch
 import torch.nn.functional as F
@@ -129,7 +131,8 @@ def exact(h, w, y):
     return loss.detach(), h.grad, w.grad
 
 def numerics(ctx):
-    "Every vocabulary in bf16 and fp32 against float64; a wrong label gives NaN and nothing worse; the same bits twice"
+    """Every vocabulary in bf16 and fp32 against float64; a wrong label gives NaN and nothing worse; the
+    same bits twice"""
     for dtype, limits in ((torch.float32, (1e-5,)*3), (torch.bfloat16, (1e-3, 1e-2, 1e-2))):
         worst = {}
         for V in vocabularies(ctx.dry):

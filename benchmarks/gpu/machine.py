@@ -1,4 +1,6 @@
-"The card, and its two ceilings, measured here: a copy (bytes read and written) and a bf16 matrix product, both on the spot."
+"""The card, and its two ceilings, measured here: a copy (bytes read and written) and a bf16 matrix product,
+both on the spot.
+"""
 import platform, statistics
 import torch
 from elleci.core import optional

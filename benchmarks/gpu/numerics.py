@@ -1,4 +1,6 @@
-"Every kernel on this card against float64, forward and gradients; documents bit by bit; the same bits twice. Missing a target here is a failure."
+"""Every kernel on this card against float64, forward and gradients; documents bit by bit; the same bits
+twice. Missing a target here is a failure.
+"""
 import functools, itertools, warnings
 import torch
 import torch.nn.functional as F
@@ -207,7 +209,8 @@ def check_decode(ctx):
 def same_bits(a, b): return sum(not torch.equal(a[k], b[k]) for k in a)
 
 def check_bits(ctx):
-    "Documents: with another first document, nothing of the second changes. And no sum depends on who came first"
+    """Documents: with another first document, nothing of the second changes. And no sum depends on who
+    came first"""
     b, T, H, P, G, N = shape = (1, 70, 2, 16, 1, 16) if ctx.dry else RECIPE_A
     def scan(**e): return (ssd(**e, backend='triton', check=False),)
     def short(**e): return (conv_silu(**e, backend='triton'),)

@@ -1,4 +1,6 @@
-"The scan against mamba-ssm's and against the chunked torch code: time, share of the floors, peak memory; with and without documents."
+"""The scan against mamba-ssm's and against the chunked torch code: time, share of the floors, peak memory;
+with and without documents.
+"""
 import functools, sys
 import torch
 from elleci.core import fmt_bytes

@@ -1,4 +1,6 @@
-"The rates of the machine, and the seconds of real steps against those that elleci.planning.step_time predicts from them."
+"""The rates of the machine, and the seconds of real steps against those that elleci.planning.step_time
+predicts from them.
+"""
 import functools, itertools, statistics, time
 from dataclasses import asdict, replace
 import torch

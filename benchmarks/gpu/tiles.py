@@ -1,4 +1,6 @@
-"The sizes in `_tiles`, with a stopwatch: chunk, channels, warps and pipeline stages of the three large kernels, at two shapes."
+"""The sizes in `_tiles`, with a stopwatch: chunk, channels, warps and pipeline stages of the three large
+kernels, at two shapes.
+"""
 import contextlib, itertools, statistics, time
 from unittest import mock
 import torch
