@@ -30,7 +30,8 @@ from elleci.core import (
 from ..config import CHECKPOINTING, Config, ModelConfig, TrainConfig, preset as preset_config
 from ..memory.ledger import COLOURS, card_bytes, parameter_counts, parse_bytes
 from ..memory.allocator import Replay, replay
-from ..memory.dryrun import Trace, compose, dry_run, gc_disabled
+from ..memory.trace import Trace, dry_run, gc_disabled
+from ..memory.compose import compose
 from ..engine.offload import malloc_tuned
 from ..optim.optimizers import make_optimizer
 from ..engine.layer_major import make_engine, make_model
