@@ -13,7 +13,7 @@ from elleci.kernels.ssd import ssd
 from elleci.kernels.ssd_reference import ssd_chunked
 from elleci.layers import mamba2
 from elleci.memory.allocator import replay
-from elleci.memory.dryrun import dry_run
+from elleci.memory.trace import dry_run
 from gpu import fused
 from gpu.bench import RECIPE_A, Stopwatch, failed, free, row
 from gpu.ssd import launch
