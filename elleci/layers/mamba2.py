@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from ..core import UserError, compute_dtype, document_ids
 from ..config import ModelConfig
-from ..kernels.fused import conv_silu, gated_rms_norm
+from ..kernels.conv import conv_silu
+from ..kernels.gated_norm import gated_rms_norm
 from ..kernels.ssd import ssd, ssd_decode
 from .norm import KeepsFp32, RMSNorm, project
 
