@@ -183,7 +183,7 @@ def gated_rms_norm(
     eps:float=1e-5,# added to the mean square
     backend:str='auto', # 'torch', 'triton'; 'auto': Triton on a GPU
 )->Tensor: # (…, D) in y's dtype
-    "RMSNorm of y·silu(z) in each group (Dao and Gu 2024, §7); keeps its inputs, and 4 bytes per row and group"
+    "RMSNorm of y·silu(z) in each group (Dao and Gu 2024, §7); keeps its inputs and 4 bytes per row and group"
     if not y.is_floating_point() or not y.ndim: raise tensor_error('y', y, 'floats of shape (…, D)')
     D = y.shape[-1]
     def fits(t, shape): return t.shape == shape and t.device == y.device and t.is_floating_point()
