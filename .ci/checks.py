@@ -7,6 +7,7 @@ from pathlib import Path
 from unittest import mock
 from packaging.requirements import Requirement
 import clocks
+from interpreter import speed_up_interpreter
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
@@ -502,6 +503,7 @@ def in_fork(path, out, ended):
     said = os.open(out, os.O_WRONLY | os.O_CREAT)
     os.dup2(said, 1)
     os.dup2(said, 2)
+    speed_up_interpreter()
     sys.path[:] = [p for p in sys.path if p != str(ROOT/'.ci')]
     from nbdev.config import get_config
     from nbdev.test import test_nb
