@@ -1074,7 +1074,7 @@ def run_in_subprocess(
     # imported once: a process then starts in no time
     if server: ctx.set_forkserver_preload(['elleci.dashboard.run_view'])
     here, there = ctx.Pipe(False)
-    code = 'import elleci.dashboard.run_view\nelleci.dashboard._subprocess_main(name, fields, pipe)'
+    code = 'import elleci.dashboard.run_view\nelleci.dashboard.run_view._subprocess_main(name, fields, pipe)'
     process = ctx.Process(
         target=exec, args=(code, dict(name=f.__name__, fields=vars(p), pipe=there)), daemon=True
     )
@@ -1174,7 +1174,7 @@ def _controls(w):
         d_model=whole('d_model', 128, 4096, 128),
         batch_size=whole('batch', 1, 64),
         seq_len=slide('length', powers_of_two(6, 15), 1024),
-        grad_accum_steps=slide('accumulate', powers_of_two(0, 8), 16),
+        grad_accum_steps=slide('grad_accum_steps', powers_of_two(0, 8), 16),
         optimizer=pick('optimizer', CHOICES['optimizer']),
         precision=pick('precision', CHOICES['precision']),
         engine=pick('step', CHOICES['engine']),
@@ -1250,7 +1250,7 @@ class PlannerPanel:
         "An account, or the advice that came after it"
         # the hand has moved on
         if asked is not None and asked is not self.current_plan: return
-        if asked is not None: self.refined[asked.config, asked.limit] = found
+        if asked is not None: self.refined[asked.config, asked.limit_bytes] = found
         look = found.from_account and found.total_bytes > found.limit_bytes and not found.suggestions
         self.page.value = plan_html(found, 'looking for what would fit …' if look else '')
         if look: self.start(suggest_changes, found)
