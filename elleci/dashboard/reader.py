@@ -6,7 +6,7 @@
 __all__ = ['MAX_TIME_SHARE', 'RunReader', 'format_duration', 'run_summary', 'printable', 'status_line', 'elleci_watch',
            'watch_command', 'PollThread']
 
-# %% ../../nbs/77_reader.ipynb #0ed38797
+# %% ../../nbs/77_reader.ipynb #d2723a2e
 import math, os, shutil, sys, threading, time, typing, warnings
 from array import array
 from pathlib import Path
@@ -15,7 +15,7 @@ from ..config import read_config
 from ..files import open_regular
 from ..training.telemetry import MAX_LOG_BYTES, decode_events, is_running, read_memory
 
-# %% ../../nbs/77_reader.ipynb #48759614
+# %% ../../nbs/77_reader.ipynb #889a2fa9
 class FileTail:
     "Reads what has been appended to a file of lines, and notices when the file is another one"
     def __init__(self, path):
@@ -59,7 +59,7 @@ class FileTail:
         self.bytes_read += len(found)
         return found
 
-# %% ../../nbs/77_reader.ipynb #da8355b7
+# %% ../../nbs/77_reader.ipynb #653a6121
 # of each step
 STEP_COLUMNS = ('step', 'time', 'loss', 'tokens_per_s', 'memory_bytes', 'grad_norm')
 # validations, and notices
@@ -71,7 +71,7 @@ def _file_stamp(path):
     except OSError: return None
     return s.st_size, s.st_mtime_ns, s.st_ino
 
-# %% ../../nbs/77_reader.ipynb #7580c9d9
+# %% ../../nbs/77_reader.ipynb #e8dc80bc
 class RunReader:
     "What a run has written so far; `poll` reads only what is new"
     def __init__(self,
@@ -153,7 +153,7 @@ class RunReader:
             self.last_step = {name: value for name, value in last.items() if math.isfinite(value)}
             self.last_step['step'] = int(self.last_step['step'])
 
-# %% ../../nbs/77_reader.ipynb #4787581e
+# %% ../../nbs/77_reader.ipynb #f5e3e630
 def format_duration(
     seconds:float,
 )->str:
@@ -166,7 +166,7 @@ def format_duration(
             return f'{seconds//size} {unit} {rest} {small_unit}' if rest else f'{seconds//size} {unit}'
     return f'{seconds} s'
 
-# %% ../../nbs/77_reader.ipynb #73a8c615
+# %% ../../nbs/77_reader.ipynb #6d59c9f8
 def _memory_figure(
     reader:RunReader,
 )->tuple: # what, text
@@ -178,7 +178,7 @@ def _memory_figure(
     shown_limit = fmt_bytes(limit)
     return 'memory', f'{number if shown_limit.endswith(unit) else used} of {shown_limit}'
 
-# %% ../../nbs/77_reader.ipynb #eb0771f4
+# %% ../../nbs/77_reader.ipynb #8eda8f21
 def run_summary(
     reader:RunReader,
 )->dict: # what: text with its unit, in the order of reading
@@ -203,14 +203,14 @@ def run_summary(
     if seconds_left is not None: out['left'] = format_duration(seconds_left)
     return out
 
-# %% ../../nbs/77_reader.ipynb #99ccd7fb
+# %% ../../nbs/77_reader.ipynb #e7a56782
 def printable(
     text:str, # from a file
 )->str:
     "Text without control characters"
     return ''.join(c if c.isprintable() else '?' for c in text)
 
-# %% ../../nbs/77_reader.ipynb #c278558f
+# %% ../../nbs/77_reader.ipynb #218120c9
 def status_line(
     run:str|Path|RunReader, # the run's folder, or its reader
 )->str: # without a line's end
@@ -227,7 +227,7 @@ def status_line(
     if from_guards: parts.append(f"step {from_guards[-1]['step']}: {from_guards[-1]['notice']}")
     return printable(' · '.join(parts))
 
-# %% ../../nbs/77_reader.ipynb #e4ec0950
+# %% ../../nbs/77_reader.ipynb #aeaa1a29
 def _print_in_terminal(text, **how):
     "Print in whatever alphabet the terminal has"
     encoding = getattr(sys.stdout, 'encoding', None) or 'utf-8'
@@ -253,7 +253,7 @@ def _print_status(reader, once, every):
         time.sleep(every)
     if overwrites: _print_in_terminal('')
 
-# %% ../../nbs/77_reader.ipynb #0e364c58
+# %% ../../nbs/77_reader.ipynb #8c47771d
 @validate_ranges
 def elleci_watch(
     run:str,          # the run's folder
@@ -270,12 +270,12 @@ def elleci_watch(
     # Whoever read the lines has left. Python flushes standard output at its end, which must not fail as well.
     except BrokenPipeError: sys.stdout = open(os.devnull, 'w')
 
-# %% ../../nbs/77_reader.ipynb #07c1f4a2
+# %% ../../nbs/77_reader.ipynb #0bcc61c9
 def watch_command():
     "`elleci_watch` in a shell"
     return run_command(elleci_watch)
 
-# %% ../../nbs/77_reader.ipynb #8224f348
+# %% ../../nbs/77_reader.ipynb #5c1fdb1a
 MAX_TIME_SHARE = 1/200       # of the time that a view may take
 
 class PollThread(threading.Thread):

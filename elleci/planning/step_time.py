@@ -53,7 +53,7 @@ REACHED_FRACTION = dict(matmul=785/989.4, memory=4.3/4.8, link=25/31.5)
 def _machine(name, matmul, fp32, int8, memory, link):
     """From the maker's peaks: TFLOP/s in bf16 (dense, fp32 accumulation) and fp32, TOP/s in int8, GB/s of the
     memory and of the link, each way"""
-    link_rate = 1e9*link*REACHED_FRACTION['link']
+    link_rate = link*(1e9*REACHED_FRACTION['link'])
     return Machine(
         name,
         matmul=1e12*matmul*REACHED_FRACTION['matmul'],
