@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from elleci.config import EMBEDDED, preset
 from elleci.core import atomic_write, seed_everything
-from elleci.data.loader import make_loader, open_data, pack_documents
+from elleci.data.loader import make_loader, open_data
+from elleci.data.packing import pack_documents
 from elleci.data.shards import pretokenize
 from elleci.data.sources import Document, iter_documents, encode_documents
 from elleci.data.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
