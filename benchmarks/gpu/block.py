@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from elleci.config import ModelConfig
 from elleci.core import seed_everything
-from elleci.engine.layer_major import autocast
+from elleci.engine.accumulate import autocast
 from elleci.kernels.fused import conv_silu, gated_rms_norm
 from elleci.kernels.ssd import ssd
 from elleci.kernels.ssd_reference import ssd_chunked

@@ -69,7 +69,7 @@ def _trace_every_block(
         for _ in range(train.grad_accum_steps)
     ]
     engine = make_engine(model, make_optimizer(model, train), train)
-    homes = [p for name in getattr(engine, 'host_weights', ()) for p in engine.params_by_unit[name]]
+    homes = engine.offload.params_on_host() if train.engine == 'layer-major' else []
     return dry_run(
         lambda: engine.step(batches[: _micro_batches_to_trace(train, target)]),
         model,

@@ -23,7 +23,7 @@ from ..memory.ledger import card_bytes, parameter_shapes
 from ..memory.measure import bandwidth
 from ..layers.ffn import cache_ternary_weights
 from ..model import Block, Elleci, token_loss
-from ..engine.layer_major import autocast
+from ..engine.accumulate import autocast
 
 # %% ../../nbs/63_step_time.ipynb #8db9242d
 @dataclass(frozen=True)

@@ -31,7 +31,8 @@ from ..memory.measure import StepMemory, explain_oom, free_traceback
 from ..config import EMBEDDED, Config, TrainConfig, config_to_json, preset as preset_config, read_config
 from ..model import IGNORE_INDEX
 from ..optim.optimizers import make_optimizer
-from ..engine.layer_major import make_engine, make_model, params_by_unit
+from ..engine.layer_major import make_engine, make_model
+from ..engine.checks import params_by_unit
 from elleci.optim.schedules import (
     WeightAverage,
     lerac_factor,
