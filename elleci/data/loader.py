@@ -18,7 +18,7 @@ import torch
 from ..core import UserError
 from ..config import TrainConfig
 from ..model import IGNORE_INDEX
-from ..optim.schedules import easy_first, rarity, step_shape
+from .curriculum import easy_first, rarity, step_shape
 from .tokenizer import PAD
 from elleci.data.sources import (
     VAL_FRACTION,

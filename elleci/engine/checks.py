@@ -5,14 +5,14 @@
 # %% auto #0
 __all__ = ['units', 'params_by_unit', 'uses_rng', 'StepRNG', 'check_block']
 
-# %% ../../nbs/59_checks.ipynb #7b32e154
+# %% ../../nbs/59_checks.ipynb #65ab397c
 import random
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from ..core import UserError
 
-# %% ../../nbs/59_checks.ipynb #39a9615f
+# %% ../../nbs/59_checks.ipynb #ecf744b2
 def units(
     model:nn.Module, # an `Elleci`, or what has its embedding, blocks, norm and head
 )->dict: # {name: list of modules}, from the tokens to the logits
@@ -23,7 +23,7 @@ def units(
         'head': [model.norm, model.head],
     }
 
-# %% ../../nbs/59_checks.ipynb #ce753385
+# %% ../../nbs/59_checks.ipynb #d4dd04c6
 def params_by_unit(
     model:nn.Module, # as for `units`
 )->dict: # {name of the unit: its parameters}
@@ -40,7 +40,7 @@ def params_by_unit(
                 )
     return {unit: [p for first_unit, p in owner.values() if first_unit == unit] for unit in units(model)}
 
-# %% ../../nbs/59_checks.ipynb #cf3af833
+# %% ../../nbs/59_checks.ipynb #7ff3fb88
 def uses_rng(
     module:nn.Module,
 )->bool:
@@ -51,7 +51,7 @@ def uses_rng(
         return getattr(m, 'uses_rng', False)
     return any(draws(m) for m in module.modules())
 
-# %% ../../nbs/59_checks.ipynb #701f0563
+# %% ../../nbs/59_checks.ipynb #e6a97d9f
 class StepRNG:
     "Seeds PyTorch's generator before each unit that draws random numbers, by (seed, step, micro-batch, unit)"
     def __init__(self,
@@ -78,7 +78,7 @@ class StepRNG:
     def seed_for(self, name)->int: # 63 random bits
         return random.Random(f'{self.seed} {self.position} {name}').getrandbits(63)
 
-# %% ../../nbs/59_checks.ipynb #a1d80a3e
+# %% ../../nbs/59_checks.ipynb #17d48fc3
 class _RNGDetector(TorchDispatchMode):
     "Notes operators that draw random numbers; attention is one only with dropout"
     rng_op = generator_op = ''
@@ -96,7 +96,7 @@ class _RNGDetector(TorchDispatchMode):
         dropout = any(isinstance(a, float) and a > 0 for a in args)
         return dropout
 
-# %% ../../nbs/59_checks.ipynb #22dc461e
+# %% ../../nbs/59_checks.ipynb #545aa9fe
 def _tensors_in(value):
     "The tensors in a value, one container deep"
     if isinstance(value, Tensor):
@@ -107,7 +107,7 @@ def _tensors_in(value):
         return []
     return [t for t in value if isinstance(t, Tensor)]
 
-# %% ../../nbs/59_checks.ipynb #594b03a1
+# %% ../../nbs/59_checks.ipynb #472b16c2
 def _stored_tensors(block):
     "{(module, attribute): identities} of tensors that are no parameters, and versions of buffers"
     of_every_module = set(vars(nn.Module()))
@@ -121,7 +121,7 @@ def _stored_tensors(block):
         stored['', name] = id(buffer), buffer._version
     return stored
 
-# %% ../../nbs/59_checks.ipynb #2e6df3ab
+# %% ../../nbs/59_checks.ipynb #c74b16bb
 def _graph_leaves(y):
     "The tensors whose gradient the graph of `y` computes"
     to_visit = [y.grad_fn]
@@ -137,7 +137,7 @@ def _graph_leaves(y):
             leaves.append(node.variable)
     return leaves
 
-# %% ../../nbs/59_checks.ipynb #aa9f587c
+# %% ../../nbs/59_checks.ipynb #8dcd8f6d
 def _check_random_numbers(name, block, detector):
     if detector.generator_op:
         raise UserError(
@@ -152,7 +152,7 @@ def _check_random_numbers(name, block, detector):
             'does.'
         )
 
-# %% ../../nbs/59_checks.ipynb #d09d03ef
+# %% ../../nbs/59_checks.ipynb #ed86f873
 def _check_stored(name, before, after):
     changed = [key for key, value in after.items() if before.get(key) != value]
     if changed:
@@ -164,7 +164,7 @@ def _check_stored(name, before, after):
             f'or declare it (ignored_state = ({path.split(".")[-1]!r},)) if none flow.'
         )
 
-# %% ../../nbs/59_checks.ipynb #b3372877
+# %% ../../nbs/59_checks.ipynb #09d8a247
 def _check_gradients(name, block, x, y):
     leaves = _graph_leaves(y)
     if y is not x and all(t is not x for t in leaves):
@@ -180,7 +180,7 @@ def _check_gradients(name, block, x, y):
             'its gradient would come too late or too early; give the block a weight of its own.'
         )
 
-# %% ../../nbs/59_checks.ipynb #a50523a3
+# %% ../../nbs/59_checks.ipynb #25c5bda4
 def check_block(
     name:str,        # for the message
     block:nn.Module, # (x, seq_idx) to (B, T, D)

@@ -33,14 +33,8 @@ from ..model import IGNORE_INDEX
 from ..optim.optimizers import make_optimizer
 from ..engine.layer_major import make_engine, make_model
 from ..engine.checks import params_by_unit
-from elleci.optim.schedules import (
-    WeightAverage,
-    lerac_factor,
-    lr_factor,
-    plateau_factor,
-    lr_range_test,
-    suggest_lr,
-)
+from ..optim.averaging import WeightAverage
+from ..optim.schedules import lerac_factor, lr_factor, plateau_factor, lr_range_test, suggest_lr
 from elleci.planning.account import (
     Account,
     account,
