@@ -7,7 +7,7 @@ __all__ = ['KiB', 'MiB', 'GiB', 'META_DEVICE_TYPE', 'PositiveInt', 'NonNegativeI
            'RENAMED_SETTINGS', 'RENAMED_VALUES', 'fmt_bytes', 'fmt_count', 'UserError', 'optional', 'pip_install',
            'require', 'pick_device', 'compute_dtype', 'autocast_device', 'linear_dtype', 'full_precision',
            'effective_device_type', 'seed_everything', 'assert_close', 'document_ids', 'add_aux_loss',
-           'collect_aux_losses', 'memory_in_use', 'memory_free', 'sync_folder', 'make_folder', 'replace_file',
+           'collect_aux_losses', 'memory_in_use', 'available_memory', 'sync_folder', 'make_folder', 'replace_file',
            'atomic_write', 'Range', 'type_and_range', 'validate_ranges', 'read_number', 'flags', 'current_name',
            'current_value', 'former_names', 'read_arguments', 'OutputError', 'LineStream', 'BackgroundWriter',
            'reopen_standard_streams', 'safe_output', 'is_out_of_memory', 'plain_warnings', 'run_command', 'figure',
@@ -232,7 +232,7 @@ def memory_in_use(
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss*(1 if sys.platform == 'darwin' else KiB)
 
 # %% ../nbs/00_core.ipynb #c83f1a93
-def memory_free(
+def available_memory(
     device:torch.device, # where the work will happen
 )->int|None: # bytes; None where the system does not say
     "Bytes that a new process could still take on `device`"

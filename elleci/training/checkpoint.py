@@ -7,7 +7,7 @@ __all__ = ['FORMAT_VERSION', 'MODEL_FILE', 'STATE_FILE', 'MANIFEST', 'METADATA_K
            'model_tensors', 'optimizer_tensors', 'get_rng_states', 'set_rng_states', 'remove_own_folder',
            'is_usable_run_dir', 'write_checkpoint', 'checkpoint_tensors', 'save_weights', 'Checkpoint',
            'verify_checkpoint', 'checkpoints', 'latest_checkpoint', 'saved_step', 'safetensors_metadata',
-           'model_folder', 'load_weights', 'load_checkpoint', 'compatibility_check', 'CheckpointSaver', 'all_finite']
+           'model_folder', 'load_weights', 'load_checkpoint', 'compatibility_check', 'CheckpointSaver']
 
 # %% ../../nbs/74_checkpoint.ipynb #cbb0a076
 import contextlib, dataclasses, errno, json, math, os, random, re, stat, threading, warnings, zlib
@@ -23,7 +23,7 @@ from elleci.core import (
     UserError,
     atomic_write,
     make_folder,
-    memory_free,
+    available_memory,
     replace_file,
     require,
 )
@@ -626,7 +626,7 @@ class CheckpointSaver:
         # a copy of that too: lists go on growing
         tensors_by_file = checkpoint_tensors(model, optimizer, extra)
         metadata = json.loads(json.dumps(metadata))
-        free = memory_free(torch.device('cpu'))
+        free = available_memory(torch.device('cpu'))
         size = sum(t.nbytes for p in tensors_by_file.values() for t in p.values())
         if free is None or free < 2*size:
             self._write(step, tensors_by_file, metadata)
@@ -666,16 +666,3 @@ class CheckpointSaver:
         error, self.thread, self.error = self.error, None, None
         if error and not self.on_error: raise error
         if error: self.on_error(error)
-
-# %% ../../nbs/74_checkpoint.ipynb #4a347f37
-def all_finite(
-    model:nn.Module,
-)->bool:
-    "Whether every weight is a number; one reduction for each tensor, one look"
-    return bool(
-        torch.isfinite(
-            torch.stack(
-                [torch.linalg.vector_norm(p.detach(), math.inf).float().cpu() for p in model.parameters()]
-            )
-        ).all()
-    )
