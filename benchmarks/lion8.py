@@ -14,7 +14,7 @@ from elleci.kernels.lion8 import lion8_step
 from elleci.model import Elleci
 from elleci.optim.optimizers import Lion8, make_optimizer
 from elleci.optim.schedules import lr_factor
-from elleci.training.run import validate
+from elleci.training.loop import validate
 from tiny import ROOT, commit, hardware
 
 EVERY = 20   # steps in a point of the loss curve

@@ -24,7 +24,7 @@ from elleci.data.tokenizer import load_tokenizer, save_tokenizer, train_tokenize
 from elleci.engine.layer_major import make_engine, make_model
 from elleci.optim.optimizers import make_optimizer
 from elleci.optim.schedules import lr_factor
-from elleci.training.run import validate
+from elleci.training.loop import validate
 from tiny import ROOT, commit, hardware
 
 CATALOGUES = '/usr/share/locale/it/LC_MESSAGES'

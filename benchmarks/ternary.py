@@ -21,7 +21,7 @@ from elleci.layers.ffn import BitLinear
 from elleci.model import Elleci
 from elleci.optim.optimizers import make_optimizer
 from elleci.optim.schedules import lr_factor
-from elleci.training.run import validate
+from elleci.training.loop import validate
 from tiny import ROOT, commit, hardware
 
 EVERY = 20   # steps in a point of the loss curve, and between two records of the weights
