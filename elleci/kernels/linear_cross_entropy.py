@@ -13,18 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from elleci.core import (
-    UserError,
-    effective_device_type,
-    autocast_device,
-    compute_dtype,
-    full_precision,
-    require,
-)
+from ..core import UserError, effective_device_type, autocast_device, compute_dtype, full_precision
+from ..core import require
 from .pointwise import tensor_error
 from .triton_compat import cdiv, register_flops, jit, next_power_of_2, pick_backend, tl
-from ..annotate import declare_temporaries
-from ..annotate import LOSS_WORKSPACE_BYTES
+from ..annotate import declare_temporaries, LOSS_WORKSPACE_BYTES
 
 # %% ../../nbs/45_linear_cross_entropy.ipynb #f86c98a3
 def cross_entropy_(
