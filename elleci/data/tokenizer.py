@@ -18,7 +18,12 @@ from ..files import decode_json, read_limited
 SPECIAL_TOKENS = ('<|pad|>', '<|bos|>', '<|endoftext|>', '<|im_start|>', '<|im_end|>')
 
 # %% ../../nbs/70_tokenizer.ipynb #3829c2c3
-PAD, BOS, EOT, IM_START, IM_END = range(len(SPECIAL_TOKENS))   # ids, fixed for ever
+# Their ids.
+PAD = 0
+BOS = 1
+EOT = 2
+IM_START = 3
+IM_END = 4
 
 # %% ../../nbs/70_tokenizer.ipynb #b71ef39b
 def round_vocab(
