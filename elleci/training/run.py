@@ -402,21 +402,6 @@ class _GuardedLogger(MetricsLogger):
         self.check_lock()
         return super().flush()
 
-
-class _GuardedSaver(CheckpointSaver):
-    "A `CheckpointSaver` that does not either; it writes in a thread, which may begin to write late"
-    def __init__(self, *args, check_lock, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.check_lock = check_lock
-
-    def _write(self, step, tensors_by_file, metadata):
-        try:
-            self.check_lock()
-        except UserError as e:
-            self.error = e
-            return
-        super()._write(step, tensors_by_file, metadata)
-
 # %% ../../nbs/76_train.ipynb #6d924a4d
 def _describe_skipped(steps):
     if not steps: return ''
@@ -457,9 +442,90 @@ def _write_memory(run, measured=None):
     # A full disk is reported by the saver.
     with contextlib.suppress(OSError): write_memory(run.folder, run.account, limit, measured, name)
 
+# %% ../../nbs/76_train.ipynb #5a7e2d01
+class _RunSaver(CheckpointSaver):
+    "Saves the state of a run into its folder, as long as that is its own; a failure is logged"
+    def __init__(self,
+        run,          # a `FolderRun`
+        engine,       # from `make_engine`
+        fingerprints, # of data and tokenizer
+        log,
+    ):
+        super().__init__(run.folder, run.train.save_total_limit, run.train.keep_every, self.log_failure)
+        self.training = run
+        self.engine = engine
+        self.fingerprints = fingerprints
+        self.log = log
+        self.failures = []
+
+    def save_step(self, step, data_state):
+        "Save the engine, the average, and what else a resumed run needs"
+        average = self.training.weight_average
+        scaler = getattr(self.engine, 'scaler', None)
+        self.training.check_lock()
+        extra = {}
+        metadata = self.fingerprints | dict(data_state=data_state, val_losses=self.training.val_losses)
+        if average:
+            extra = average.state_dict()
+            metadata['average'] = [average.start_step, average.every]
+        if scaler: metadata['scaler'] = scaler.state_dict()
+        self.save(step, self.engine.model, self.engine.optimizer, extra, **metadata)
+
+    def _write(self, step, tensors_by_file, metadata):
+        # The thread may begin to write late.
+        try:
+            self.training.check_lock()
+        except UserError as e:
+            self.error = e
+            return
+        super()._write(step, tensors_by_file, metadata)
+
+    def log_failure(self, error):
+        self.failures.append(str(error))
+        notice = f'{error} The run goes on and tries again at the next save.'
+        self.log(step=self.engine.global_step, notice_kind='disk', notice=notice)
+
+    def check_saved(self, first_step, last_step):
+        "`UserError` unless the last step of an attempt is on the disk"
+        if self.last_saved_step == last_step: return
+        reason = f'Step {last_step} could not be saved: make room on the disk.'
+        if self.failures: reason = self.failures[-1]
+        raise UserError(f'{reason} --resume goes on from step {self.last_saved_step or first_step}.')
+
+# %% ../../nbs/76_train.ipynb #f1457e95
+class _FirstSteps:
+    "Measures the first two steps of a run, and prints, writes and logs them beside the prediction"
+    def __init__(self, run, engine, log, bar):
+        self.run = run
+        self.engine = engine
+        self.log = log
+        self.bar = bar
+
+    def measure(self, steps):
+        "The steps, with the bar"
+        steps = self.bar.wrap(steps)
+        if not can_measure(self.run.account): return steps
+        return measure_first_steps(steps, self.engine, self.on_measured, self.on_skipped)
+
+    def on_measured(self, step, m):
+        a = self.run.account
+        self.bar.print_line(predicted_vs_measured(a, m))
+        measured = measured_memory(m, self.engine.model, self.engine.optimizer)
+        _write_memory(self.run, measured)
+        fields = {f'predicted_{name}'.replace(' ', '_'): n for name, n in a.categories.items() if n}
+        fields['predicted_peak'] = a.peak_allocated
+        for name in ('weights', 'optimizer', 'context'):
+            if measured[name] is not None: fields[f'measured_{name}'] = measured[name]
+        self.log(step=step, **fields, measured_peak=measured['peak_allocated'])
+
+    def on_skipped(self):
+        self.bar.print_line(
+            'memory, not compared with the prediction: measuring these steps would have cost too much'
+        )
+
 # %% ../../nbs/76_train.ipynb #436c9546
 class Attempt:
-    "A training from the latest checkpoint on, or from the beginning; its methods are the callbacks of `fit`"
+    "A training from the latest checkpoint on, or from the beginning; its methods are callbacks of `fit`"
     def __init__(self,
         run:FolderRun,
         rollback:Rollback, # what the attempt before has found out
@@ -472,7 +538,6 @@ class Attempt:
         run.check_lock()
         self.first_step = checkpoint.step if checkpoint else 0
         self.last_step = self.first_step
-        self.save_errors = []
         self.bar = _ProgressBar(run.train.steps, self.first_step)
         listeners = [self.bar.on_event, *run.listeners]
         self.log = _GuardedLogger(run.folder, listeners, self.first_step, run.check_lock)
@@ -485,13 +550,10 @@ class Attempt:
             health_monitor=HealthMonitor(run.device, _device_memory(run.device)[0], run.account.at_rest),
         )
         self.log_beginning()
-        self.saver = _GuardedSaver(
-            run.folder,
-            run.train.save_total_limit,
-            run.train.keep_every,
-            on_error=self.on_save_error,
-            check_lock=run.check_lock,
-        )
+        fingerprints = dict(data=self.mixture.fingerprint, tokenizer=tokenizer_fingerprint(self.tokenizer))
+        self.saver = _RunSaver(self.run, self.engine, fingerprints, self.log)
+        self.first_steps = _FirstSteps(self.run, self.engine, self.log, self.bar)
+        if not can_measure(run.account): self.first_steps.on_skipped()
 
     def log_beginning(self):
         "Log what is special about this attempt"
@@ -502,63 +564,23 @@ class Attempt:
             skipped = _describe_skipped(sorted(rollback.skip_steps))
             notice = f'{rollback}: gone back to step {step}{skipped}.'
             self.log(step=step, notice_kind='rollback', notice=notice)
-        if not can_measure(self.run.account): self.on_measurement_skipped()
 
     def fit(self, batches, stop_requested):
         "Train until the end or a stop"
         self.command_poller = CommandPoller(self.run.folder, stop_requested, self.log, self.run.check_lock)
         callbacks = Callbacks(
-            self.log, self.save, self.poll_commands, self.progress, self.sample_text, self.save_bad_batch
+            log=self.log,
+            save=self.saver.save_step,
+            poll_commands=self.poll_commands,
+            progress=self.first_steps.measure,
+            sample_text=self.sample_text,
+            on_bad_batch=self.save_bad_batch,
         )
         self.last_step = fit(dataclasses.replace(self.run, callbacks=callbacks), self.engine, batches)
-
-    def save(self, step, data_state):
-        run, average, scaler = self.run, self.run.weight_average, getattr(self.engine, 'scaler', None)
-        run.check_lock()
-        extra = {}
-        metadata = dict(
-            data=self.mixture.fingerprint,
-            tokenizer=tokenizer_fingerprint(self.tokenizer),
-            data_state=data_state,
-            val_losses=run.val_losses,
-        )
-        if average:
-            extra = average.state_dict()
-            metadata['average'] = [average.start_step, average.every]
-        if scaler: metadata['scaler'] = scaler.state_dict()
-        self.saver.save(step, self.engine.model, self.engine.optimizer, extra, **metadata)
-
-    def on_save_error(self, error):
-        self.save_errors.append(str(error))
-        notice = f'{error} The run goes on and tries again at the next save.'
-        self.log(step=self.engine.global_step, notice_kind='disk', notice=notice)
 
     def poll_commands(self, step):
         self.saver.report_failures()
         return self.command_poller(step)
-
-    def progress(self, steps):
-        "The steps, with a bar; the first two are measured"
-        steps = self.bar.wrap(steps)
-        if not can_measure(self.run.account): return steps
-        return measure_first_steps(steps, self.engine, self.on_measured, self.on_measurement_skipped)
-
-    def on_measured(self, step, m):
-        "Print, write and log what was predicted and what was measured"
-        a = self.run.account
-        self.bar.print_line(predicted_vs_measured(a, m))
-        measured = measured_memory(m, self.engine.model, self.engine.optimizer)
-        _write_memory(self.run, measured)
-        fields = {f'predicted_{name}'.replace(' ', '_'): n for name, n in a.categories.items() if n}
-        fields['predicted_peak'] = a.peak_allocated
-        for name in ('weights', 'optimizer', 'context'):
-            if measured[name] is not None: fields[f'measured_{name}'] = measured[name]
-        self.log(step=step, **fields, measured_peak=measured['peak_allocated'])
-
-    def on_measurement_skipped(self):
-        self.bar.print_line(
-            'memory, not compared with the prediction: measuring these steps would have cost too much'
-        )
 
     def sample_text(self): return _sample_text(self.run.saved_config, self.tokenizer, self.engine.model)
 
@@ -574,11 +596,7 @@ class Attempt:
                 f'{self.run.folder}/metrics.jsonl could not be written to the end: make room on the disk, '
                 'or check its permissions; --resume goes on from the last checkpoint.'
             )
-        saved_step = self.saver.last_saved_step
-        if self.last_step > self.first_step and saved_step != self.last_step:
-            reason = f'Step {self.last_step} could not be saved: make room on the disk.'
-            if self.save_errors: reason = self.save_errors[-1]
-            raise UserError(f'{reason} --resume goes on from step {saved_step or self.first_step}.')
+        if self.last_step > self.first_step: self.saver.check_saved(self.first_step, self.last_step)
 
 # %% ../../nbs/76_train.ipynb #a2dbc3b2
 def train_from_checkpoint(
