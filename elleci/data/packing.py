@@ -513,7 +513,7 @@ class PackedStream:
 
     def position(self, k):
         "The `Position` of the window being read, whatever row is asked for"
-        _, epoch, document, _ = self.state
+        epoch, document = self.state[1:3]
         return Position(self.seed, epoch, document)
 
     def epoch_restart(self, k):

@@ -787,7 +787,7 @@ def _load_requested_tokenizer(path, vocab_size):
 @validate_ranges
 def elleci_pretokenize(
     data:str, # a file or folder of .txt, .md, .jsonl, .parquet; embedded:english; hub:NAME?config=…&field=…
-    out:str,  # folder for the shards; one that holds some is gone on with
+    out:str,  # folder for the shards; what is finished there stays
     tokenizer:str|None=None, # a tokenizer.json, e.g. a run's; default: that of out, else one trained on data
     vocab_size:VocabSize|None=None, # entries of a tokenizer that is trained, the model's V; default: 32,128
     num_workers:NumWorkers|None=None, # processes; default: one per core, which is also the most

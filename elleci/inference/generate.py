@@ -31,10 +31,11 @@ def suppressed_ids(
     tok, # tokenizers.Tokenizer
 )->list: # ids
     "Tokens that no text contains: padding, begin-of-text, and the unused entries of a small vocabulary"
-    return [PAD, BOS] + sorted(i for t, i in tok.get_vocab().items() if t.startswith('<|unused_'))
+    unused = [i for token, i in tok.get_vocab().items() if token.startswith('<|unused_')]
+    return [PAD, BOS] + sorted(unused)
 
 # %% ../../nbs/75_generate.ipynb #e729bbe0
-GREEDY_BELOW = 1e-4   # temperatures below leave nothing but the likeliest a chance
+GREEDY_BELOW = 1e-4   # a lower temperature leaves only the likeliest token a chance
 
 # %% ../../nbs/75_generate.ipynb #bd7e11db
 def sample_token(
@@ -47,7 +48,8 @@ def sample_token(
     "One token from the distribution over the next"
     logits = logits.detach().to('cpu', torch.float32, copy=True)
     logits[list(suppressed)] = -torch.inf
-    if not logits.max().isfinite():                            # NaN is the maximum of whatever it is among
+    # If any logit is NaN, so is the maximum.
+    if not logits.max().isfinite():
         raise UserError(
             'The model gives no finite logits: its weights are damaged; use an earlier checkpoint.'
         )
@@ -62,8 +64,12 @@ MaxTokens = Annotated[int, Range(1, MAX_LENGTH)]
 Temperature = Annotated[float, Range(0., 1000.)]
 
 # %% ../../nbs/75_generate.ipynb #30f95001
-def _prompt_ids(tok, prompt, max_tokens):
-    "BOS and the tokens of a prompt; `UserError` for what is no text, or too long a one"
+def _prompt_ids(
+    tok,        # tokenizers.Tokenizer
+    prompt:str,
+    max_tokens:int, # that are to follow
+)->list: # ids
+    "BOS and the tokens of a prompt; raises `UserError` for what is no text, or too long a one"
     if not isinstance(prompt, str):
         raise UserError(f'The prompt is of type {type(prompt).__name__}: give text (str).')
     if len(prompt) > 8*MAX_LENGTH:
@@ -72,28 +78,37 @@ def _prompt_ids(tok, prompt, max_tokens):
     except UnicodeEncodeError:
         raise UserError('The prompt holds half of a surrogate pair: give ordinary characters.') from None
     ids = [BOS] + encode_text(tok, prompt)
-    if len(ids) + max_tokens <= MAX_LENGTH: return ids
-    raise UserError(
-        f'The prompt has {len(ids):,} tokens and max_tokens is {max_tokens:,}: '
-        f'give at most {MAX_LENGTH:,} together.'
-    )
+    if len(ids) + max_tokens > MAX_LENGTH:
+        raise UserError(
+            f'The prompt has {len(ids):,} tokens and max_tokens is {max_tokens:,}: '
+            f'give at most {MAX_LENGTH:,} together.'
+        )
+    return ids
 
 # %% ../../nbs/75_generate.ipynb #d06ded35
+def _is_out_of_memory(
+    e:Exception,
+)->bool:
+    "Whether an error of torch or Python means that memory ran out"
+    if isinstance(e, (torch.OutOfMemoryError, MemoryError)): return True
+    return any(words in str(e) for words in ('out of memory', "can't allocate memory"))
+
+# %% ../../nbs/75_generate.ipynb #aa7f1ba8
 @contextlib.contextmanager
-def _oom_as_user_error(n):
-    "Memory that runs out for a text of n tokens becomes one sentence"
+def _oom_as_user_error(
+    num_tokens:int, # of the text
+):
+    "Memory that runs out becomes one sentence"
     try: yield
     except (RuntimeError, MemoryError) as e:
-        known = isinstance(e, (torch.OutOfMemoryError, MemoryError)) or any(
-            s in str(e) for s in ('out of memory', "can't allocate memory")
-        )
-        if not known: raise
+        if not _is_out_of_memory(e): raise
         raise UserError(
-            f'A text of {n:,} tokens does not fit into memory: give a shorter prompt, or fewer max_tokens.'
+            f'A text of {num_tokens:,} tokens does not fit into memory: give a shorter prompt, '
+            'or fewer max_tokens.'
         ) from None
 
 # %% ../../nbs/75_generate.ipynb #2a962fad
-# tokens of a prompt that are read at once: without a past, and with one
+# Tokens of a prompt that are read at once: from its beginning, and behind others.
 PREFILL_FIRST, PREFILL_NEXT = 2048, 256
 
 # %% ../../nbs/75_generate.ipynb #6e1bd6e8
@@ -105,8 +120,8 @@ def _prefill(
     "Read a prompt into the caches"
     ids = torch.tensor([ids], device=model.embedding.weight.device)
     logits = model(ids[:, :PREFILL_FIRST], cache=cache)
-    for piece in ids[:, PREFILL_FIRST:].split(PREFILL_NEXT, 1) if ids.shape[1] > PREFILL_FIRST else ():
-        logits = model(piece, cache=cache)
+    for start in range(PREFILL_FIRST, ids.shape[1], PREFILL_NEXT):
+        logits = model(ids[:, start:start + PREFILL_NEXT], cache=cache)
     return logits[0, -1]
 
 # %% ../../nbs/75_generate.ipynb #da10f216
@@ -137,38 +152,50 @@ def generate(
     return decode(tok, ids)
 
 # %% ../../nbs/75_generate.ipynb #3776fa5a
-def _find_weights(run):
-    "The folder of a run's weights, and the metadata stored with them; `UserError` where there are none, or two kinds of them"
+def _find_weights(
+    run:Path,
+)->tuple: # the folder of its weights, the metadata stored with them
+    "The weights of a run; raises `UserError` if it has two kinds of them"
     if not (run/MODEL_FILE).exists():
         point = latest_checkpoint(run)
-        return (
-            (point.folder, safetensors_metadata(point.folder / MODEL_FILE) | point.metadata)
-            if point
-            else (model_folder(run), {})
+        if point is None: return model_folder(run), {}
+        return point.folder, safetensors_metadata(point.folder/MODEL_FILE) | point.metadata
+    if checkpoints(run):
+        raise UserError(
+            f'{run} holds {MODEL_FILE} beside its checkpoints, and only one of them can be meant: '
+            f'move {run/MODEL_FILE} to a folder of its own.'
         )
-    if not checkpoints(run): return run, safetensors_metadata(run/MODEL_FILE)
-    raise UserError(
-        f'{run} holds {MODEL_FILE} beside its checkpoints, and only one of them can be meant: '
-        f'move {run / MODEL_FILE} to a folder of its own.'
-    )
+    return run, safetensors_metadata(run/MODEL_FILE)
 
 # %% ../../nbs/75_generate.ipynb #8359d10e
-def _check_tokenizer_matches(path, tok, metadata):
-    "Raise `UserError` unless the tokenizer read from `path` is the one that `metadata` names, if it names any"
-    # a later `tokenizers` may write the same one differently
-    as_written = hashlib.sha256(read_limited(path)).hexdigest()[:16]
-    if metadata.get('tokenizer') in (None, tokenizer_fingerprint(tok), as_written): return
+def _check_tokenizer_matches(
+    path:Path,     # of the tokenizer
+    tok,           # as it was read from there
+    metadata:dict, # of the weights
+):
+    "Raise `UserError` unless a tokenizer is the one that the weights name, if they name any"
+    # A later version of the library may write the same tokenizer differently.
+    file_hash = hashlib.sha256(read_limited(path)).hexdigest()[:16]
+    if metadata.get('tokenizer') in (None, tokenizer_fingerprint(tok), file_hash): return
     raise UserError(
         f'{path} is not the tokenizer that these weights were trained with: '
         'restore it from a copy of the run.'
     )
+
+# %% ../../nbs/75_generate.ipynb #ab645a4d
+def _is_valid_packed(
+    layer:PackedLinear,
+)->bool:
+    "Whether all weights are −1, 0 or +1, two bits each of which 11 is unused, and the scale is finite"
+    both_bits = layer.packed & layer.packed >> 1 & 0x55
+    return bool(layer.scale.isfinite()) and not both_bits.any()
 
 # %% ../../nbs/75_generate.ipynb #3e091c36
 def load_run(
     run:str|Path, # a folder that `elleci_train` or `elleci_pack` wrote
     device:str='auto',
 ): # config, tokenizer, model
-    "Everything needed to use a trained model; raises `UserError` for a folder that is not a run, or whose parts do not match"
+    "A trained model; raises `UserError` for a folder that is not a run, or whose parts do not match"
     run = Path(run)
     if not (run/'config.json').exists():
         raise UserError(f'There is no run in {run}: train one with `elleci_train --out {run}`.')
@@ -176,45 +203,45 @@ def load_run(
     tok = load_tokenizer(run/'tokenizer.json', config.model.vocab_size)
     folder, metadata = _find_weights(run)
     _check_tokenizer_matches(run/'tokenizer.json', tok, metadata)
-    packed, device = 'packed' in metadata, pick_device(device)
-    if packed: model = pack_model(make_model(config.model, config.train, 'meta')).to_empty(device=device)
+    device = pick_device(device)
+    if 'packed' in metadata:
+        model = pack_model(make_model(config.model, config.train, 'meta')).to_empty(device=device)
     else: model = make_model(config.model, config.train).to(device)
     load_weights(folder, model)
-    if packed and any(
-        (m.packed & m.packed >> 1 & 0x55).any() or not m.scale.isfinite()
-        for m in model.modules()
-        if isinstance(m, PackedLinear)
-    ):
+    packed_layers = [m for m in model.modules() if isinstance(m, PackedLinear)]
+    if not all(map(_is_valid_packed, packed_layers)):
         raise UserError(
-            f'{folder / MODEL_FILE} holds weights that are none of −1, 0, +1: restore it from a copy, '
+            f'{folder/MODEL_FILE} holds weights that are none of −1, 0, +1: restore it from a copy, '
             'or pack the run again.'
         )
     return config, tok, model
 
 # %% ../../nbs/75_generate.ipynb #81fb860e
-# what a packed model has none of
+# A folder that holds one of these is a run's, and not that of a packed model.
 RUN_FILES = 'checkpoints', 'metrics.jsonl', 'memory.json', 'tokens', 'control', 'average', 'batches'
 
 # %% ../../nbs/75_generate.ipynb #4ff4fda7
 def _same_file(a, b):
+    "Whether two paths lead to the same file or folder; False if one leads nowhere"
     try: return os.path.samefile(a, b)
     except OSError: return False
 
 # %% ../../nbs/75_generate.ipynb #a1d92f1a
 def _check_out_folder(
-    run:Path, # the run to pack
-    out_folder:Path,  # the folder to pack it into
+    run:Path,        # the run to pack
+    out_folder:Path, # the folder to pack it into
 ):
     "Raise `UserError` if `out_folder` is, or lies in, the run's folder or another run's"
     if os.path.lexists(out_folder) and not out_folder.is_dir():
         raise UserError(f'{out_folder} is no folder: give another --out.')
-    real = Path(os.path.realpath(out_folder))
     if (out_folder/MODEL_FILE).exists():
         raise UserError(f'{out_folder} already holds a model: give another --out.')
-    if found := [name for name in RUN_FILES if os.path.lexists(out_folder/name)]:
-        raise UserError(
-            f'{out_folder} is the folder of a run, as it holds {found[0]}: give --out a folder of its own.'
-        )
+    for name in RUN_FILES:
+        if os.path.lexists(out_folder/name):
+            raise UserError(
+                f'{out_folder} is the folder of a run, as it holds {name}: give --out a folder of its own.'
+            )
+    real = Path(os.path.realpath(out_folder))
     for folder in (real, *real.parents):
         if _same_file(folder, run):
             raise UserError(
@@ -226,14 +253,20 @@ def _check_out_folder(
             )
 
 # %% ../../nbs/75_generate.ipynb #0c8509e0
-def _check_packable(run, out_folder, config, tok, model):
-    "Raise `UserError` for a model that cannot be packed, or files in `out_folder` that another one has left"
+def _check_packable(
+    run:str,         # for messages
+    out_folder:Path,
+    config,          # of the run, as are tokenizer and model
+    tok,             # tokenizers.Tokenizer
+    model,
+):
+    "Raise `UserError` if a model cannot be packed, or `out_folder` has files of another"
     if any(isinstance(m, PackedLinear) for m in model.modules()):
         raise UserError(f'{run} is packed already: use it as it is.')
     if not config.model.ternary:
         raise UserError(f'The layers of {run} are not ternary: there is nothing to pack, use it as it is.')
-    for name, own in (('config.json', config_to_json(config)), ('tokenizer.json', tok.to_str())):
-        if (out_folder/name).exists() and read_limited(out_folder/name) != own.encode():
+    for name, content in (('config.json', config_to_json(config)), ('tokenizer.json', tok.to_str())):
+        if (out_folder/name).exists() and read_limited(out_folder/name) != content.encode():
             raise UserError(f'{out_folder} belongs to another run: give another --out.')
     if not all_finite(model):
         raise UserError(
@@ -247,22 +280,23 @@ def elleci_pack(
     out:str, # a new folder
 )->int: # bytes of the weights' file
     "Write a trained model for use: ternary weights in two bits each, configuration and tokenizer beside them"
-    for name, where in (('run', run), ('out', out)):
-        if not str(where): raise UserError(f'--{name} is empty: give a folder.')
+    for name, folder in (('run', run), ('out', out)):
+        if not str(folder): raise UserError(f'--{name} is empty: give a folder.')
     out_folder = Path(out)
     _check_out_folder(Path(run), out_folder)
     config, tok, model = load_run(run, 'cpu')
     _check_packable(run, out_folder, config, tok, model)
-    before = (model_folder(run)/MODEL_FILE).stat().st_size
-    numbers = sum(m.packed.numel()*4 for m in pack_model(model).modules() if isinstance(m, PackedLinear))
+    size_before = (model_folder(run)/MODEL_FILE).stat().st_size
+    model = pack_model(model)
+    ternary_bytes = sum(m.packed.numel() for m in model.modules() if isinstance(m, PackedLinear))
     out_folder.mkdir(parents=True, exist_ok=True)
     atomic_write(out_folder/'config.json', config_to_json(config))
     save_tokenizer(tok, out_folder/'tokenizer.json')
     save_weights(out_folder, model, packed='2 bits', tokenizer=tokenizer_fingerprint(tok))
     size = (out_folder/MODEL_FILE).stat().st_size
     print(
-        f'{out_folder / MODEL_FILE}: {fmt_bytes(size)}, of which {fmt_bytes(numbers // 4)} are ternary '
-        f'weights; before: {fmt_bytes(before)}'
+        f'{out_folder/MODEL_FILE}: {fmt_bytes(size)}, of which {fmt_bytes(ternary_bytes)} are ternary '
+        f'weights; before: {fmt_bytes(size_before)}'
     )
     return size
 
