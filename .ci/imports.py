@@ -19,9 +19,10 @@ FLOORS = {
     'kernels': 2,
     'layers': 3,
     'model': 4, 'data': 4, 'optim': 4,
-    'engine': 5,
+    'engine': 5, 'generation': 5,
     'planning': 6,
-    'training': 7, 'inference': 7,
+    'training': 7,
+    'inference': 8,
     'dashboard': 8, 'experiments': 8,
 }
 NEIGHBOURS = {'model', 'data', 'optim'}                                     # none of them imports another

@@ -18,15 +18,15 @@ _OFFERED = {
     'TrainConfig': ('elleci.config', 'TrainConfig'),
     'Elleci': ('elleci.model', 'Elleci'),
     'account': ('elleci.planning.account', 'account'),
-    'planner': ('elleci.dashboard.run_view', 'planner'),
+    'planner': ('elleci.dashboard.planner_view', 'planner'),
     'make_model': ('elleci.engine.layer_major', 'make_model'),
     'make_optimizer': ('elleci.optim.optimizers', 'make_optimizer'),
     'make_engine': ('elleci.engine.layer_major', 'make_engine'),
     'pretokenize': ('elleci.data.shards', 'elleci_pretokenize'),
     'train': ('elleci.training.run', 'elleci_train'),
     'read_metrics': ('elleci.training.telemetry', 'read_metrics'),
-    'load_run': ('elleci.inference.generate', 'load_run'),
-    'generate': ('elleci.inference.generate', 'generate'),
+    'load_run': ('elleci.training.load', 'load_run'),
+    'generate': ('elleci.generation', 'generate'),
 }
 __all__ = list(_OFFERED)
 

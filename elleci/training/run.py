@@ -25,7 +25,8 @@ from ..data.tokenizer import load_tokenizer, save_tokenizer
 from ..engine.layer_major import make_engine, make_model
 from ..engine.checks import params_by_unit
 from ..engine.offload import HostMemory, allow_malloc_tuning, tune_malloc
-from ..inference.generate import generate, load_run
+from ..generation import generate
+from .load import load_run
 from ..memory.ledger import parameter_counts
 from ..memory.measure import StepMemory, explain_oom
 from ..optim.optimizers import make_optimizer
