@@ -6,18 +6,18 @@
 __all__ = ['BAR_COLOURS', 'PAGE_STYLE', 'Series', 'Band', 'Panel', 'downsample_mean', 'MemoryBars', 'plot_panel', 'plot_bars',
            'svg', 'svg_panel', 'svg_bars', 'summary_html', 'legend_html']
 
-# %% ../../nbs/79_drawing.ipynb #c1880648
+# %% ../../nbs/79_drawing.ipynb #d303a9ea
 import html, math
 from dataclasses import dataclass, field
 import numpy as np
 from ..core import GiB, MiB, fmt_bytes
 from ..memory.ledger import COLOURS
 
-# %% ../../nbs/79_drawing.ipynb #93aa301d
+# %% ../../nbs/79_drawing.ipynb #3768e642
 LIMIT_COLOUR = '#c1121f'
 MAX_PLOT_POINTS = 140         # of a panel
 
-# %% ../../nbs/79_drawing.ipynb #8eb86da3
+# %% ../../nbs/79_drawing.ipynb #eaeacb6d
 @dataclass
 class Series:
     "A line of points"
@@ -34,7 +34,7 @@ class Band:
     high:object       # as many
     colour:str
 
-# %% ../../nbs/79_drawing.ipynb #ec9218ec
+# %% ../../nbs/79_drawing.ipynb #40636b9d
 @dataclass
 class Panel:
     "A pair of axes, described and not drawn"
@@ -64,7 +64,7 @@ class Panel:
         right = max(x.max(), x.min() + 1e-9)
         return float(x.min()), float(right), float(bottom), float(top + margin)
 
-# %% ../../nbs/79_drawing.ipynb #df967cc6
+# %% ../../nbs/79_drawing.ipynb #76484b63
 def downsample_mean(
     x, y,           # (n,) numbers, maybe some that are not finite
     points:int=MAX_PLOT_POINTS, # columns
@@ -79,7 +79,7 @@ def downsample_mean(
     def mean(values): return np.add.reduceat(values, starts)/counts
     return mean(x), mean(y), np.minimum.reduceat(y, starts), np.maximum.reduceat(y, starts)
 
-# %% ../../nbs/79_drawing.ipynb #234fb1a8
+# %% ../../nbs/79_drawing.ipynb #e6a1dfb5
 BAR_COLOURS = COLOURS | {'all else in use': '#f2a3ad', 'held by the allocator': '#e4e4e4'}
 
 @dataclass
@@ -94,7 +94,7 @@ class MemoryBars:
         "The unit in which the largest number is read best"
         return (GiB, 'GiB') if most >= GiB else (MiB, 'MiB')
 
-# %% ../../nbs/79_drawing.ipynb #acef66e8
+# %% ../../nbs/79_drawing.ipynb #a1308049
 def plot_panel(
     panel:Panel,
     ax, # a matplotlib axis
@@ -118,7 +118,7 @@ def plot_panel(
     if panel.limit: ax.axhline(panel.limit[0], color=LIMIT_COLOUR, lw=1, ls='--', label=panel.limit[1])
     if any(s.label for s in panel.lines): ax.legend(fontsize=7, frameon=False, ncols=2)
 
-# %% ../../nbs/79_drawing.ipynb #a276faca
+# %% ../../nbs/79_drawing.ipynb #6ef5884f
 def plot_bars(
     bars:MemoryBars,
     ax,        # a matplotlib axis
@@ -149,7 +149,7 @@ def plot_bars(
     if bars.predicted:
         ax.legend(fontsize=7, frameon=False, ncols=5, loc='upper left', bbox_to_anchor=(0, -.25))
 
-# %% ../../nbs/79_drawing.ipynb #7f2e9717
+# %% ../../nbs/79_drawing.ipynb #3650f59b
 def _ticks(lo, hi, n=4):
     "Round numbers within a range, about n of them"
     smallest_step = (hi - lo)/n or 1.
@@ -159,7 +159,7 @@ def _ticks(lo, hi, n=4):
 
 def _format_tick(v): return f'{v/1000:,.6g}K' if abs(v) >= 10_000 else f'{v:,.6g}'
 
-# %% ../../nbs/79_drawing.ipynb #071165ee
+# %% ../../nbs/79_drawing.ipynb #7a6a794b
 FONT = 'system-ui,-apple-system,Segoe UI,Helvetica,Arial,sans-serif'
 
 def _svg_text(x, y, content, anchor='start', size=11, colour='#444', extra=''):
@@ -188,7 +188,7 @@ def _svg_area(x, low, high, colour):
 
 def _svg_points(x, y): return ' '.join(f'{a:.1f},{b:.1f}' for a, b in zip(x, y))
 
-# %% ../../nbs/79_drawing.ipynb #b31ad49b
+# %% ../../nbs/79_drawing.ipynb #22300d59
 def svg(
     w:float, h:float, # pixels
     body:str,         # what is in it
@@ -200,7 +200,7 @@ def svg(
         f'font-family="{FONT}" xmlns="http://www.w3.org/2000/svg">{body}</svg>'
     )
 
-# %% ../../nbs/79_drawing.ipynb #edcfa1b8
+# %% ../../nbs/79_drawing.ipynb #34dac169
 def _svg_legend(entries, x, y, room):
     "A row of coloured squares with names, as many as there is room for"
     out, at = [], x
@@ -210,7 +210,7 @@ def _svg_legend(entries, x, y, room):
         at += 24 + 6.1*len(label)
     return ''.join(out)
 
-# %% ../../nbs/79_drawing.ipynb #6e6ec3c3
+# %% ../../nbs/79_drawing.ipynb #54b34fc0
 @dataclass
 class _Axes:
     "Where the numbers of a panel lie in an SVG"
@@ -259,7 +259,7 @@ def _svg_ticks(axes):
         out.append(_svg_text(axes.x(t), axes.bottom + 14, _format_tick(t), 'middle', 10, '#666'))
     return ''.join(out)
 
-# %% ../../nbs/79_drawing.ipynb #667ea6c1
+# %% ../../nbs/79_drawing.ipynb #6ae0eddf
 def svg_panel(
     panel:Panel,
     left:float, top:float, # pixels
@@ -293,7 +293,7 @@ def svg_panel(
     out.append(_svg_legend(named, left + 8 + beside_ylabel, top + 33, w - 20 - beside_ylabel))
     return ''.join(out)
 
-# %% ../../nbs/79_drawing.ipynb #34feec2d
+# %% ../../nbs/79_drawing.ipynb #4462cc2f
 def _svg_segments(rows, x, top, height, opacity, frame=''):
     "Bytes by category, side by side"
     out, at = [], 0
@@ -304,7 +304,7 @@ def _svg_segments(rows, x, top, height, opacity, frame=''):
         at += nbytes
     return ''.join(out)
 
-# %% ../../nbs/79_drawing.ipynb #f2611d02
+# %% ../../nbs/79_drawing.ipynb #94bebaee
 def svg_bars(
     bars:MemoryBars,
     w:float=860,
@@ -329,7 +329,7 @@ def svg_bars(
         out.append(_svg_line(x(bars.limit), top - 4, x(bars.limit), top + 64, LIMIT_COLOUR, dashes))
     return ''.join(out)
 
-# %% ../../nbs/79_drawing.ipynb #8d620dee
+# %% ../../nbs/79_drawing.ipynb #ba20a845
 PAGE_STYLE = (
     f'font-family:{FONT};color:#222;background:#fff;line-height:1.35;max-width:880px;padding:6px 10px'
 )
