@@ -952,7 +952,10 @@ def _int8(*shape): return torch.empty(shape, dtype=torch.int8)
 
 def _launches_in(dtype):
     "Those of `launches` that depend on the dtype of the activations"
-    name, norm_weight, one, sx = str(dtype)[6:], torch.empty(2048), torch.empty(()), torch.empty(4096, 1)
+    name = str(dtype).removeprefix('torch.')
+    norm_weight = torch.empty(2048)
+    one = torch.empty(())
+    sx = torch.empty(4096, 1)
     x, g = torch.empty(4096, 2048, dtype=dtype), torch.empty(4096, 11264, dtype=dtype)
     packed = torch.empty(11264, 512, dtype=torch.uint8)
     def product(M, N): return int8_product(_int8(M, 2048), sx[:M], _int8(N, 2048), one, dtype)
