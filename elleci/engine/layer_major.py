@@ -91,6 +91,7 @@ def _backward_from(
     dy:Tensor, # like y, the gradient of the loss with respect to it
     aux_losses:list, # of () tensors, weighted, added on the way to y
 ):
+    "Back-propagate from an output and from the losses added on the way to it, where they have a graph"
     roots = [(y, dy), *((v, torch.ones_like(v)) for v in aux_losses)]
     roots = [(t, gradient) for t, gradient in roots if t.requires_grad]
     if roots:
