@@ -139,6 +139,7 @@ def _graph_leaves(y):
 
 # %% ../../nbs/59_checks.ipynb #8dcd8f6d
 def _check_random_numbers(name, block, detector):
+    "`UserError` if the block drew numbers that would not be drawn again"
     if detector.generator_op:
         raise UserError(
             f'{name} draws from a generator of its own ({detector.generator_op}), '
@@ -154,6 +155,7 @@ def _check_random_numbers(name, block, detector):
 
 # %% ../../nbs/59_checks.ipynb #ed86f873
 def _check_stored(name, before, after):
+    "`UserError` if the block holds tensors that it did not hold before, see `_stored_tensors`"
     changed = [key for key, value in after.items() if before.get(key) != value]
     if changed:
         module, attribute = changed[0]
@@ -166,6 +168,7 @@ def _check_stored(name, before, after):
 
 # %% ../../nbs/59_checks.ipynb #09d8a247
 def _check_gradients(name, block, x, y):
+    "`UserError` if the output's graph does not reach the input, or reaches another block's weights"
     leaves = _graph_leaves(y)
     if y is not x and all(t is not x for t in leaves):
         raise UserError(
