@@ -127,8 +127,8 @@ def layers(ctx, watch, M, K, N):
     cached, wb, ours = ternarize_int8(w), w.bfloat16(), functools.partial(bit_linear, backend='triton')
     subjects = {
         'bf16 nn.Linear': step(F.linear, x, wb, g),
-        'bf16 backward': step(lambda x, w: ours(x, w, ternary=cached), x, w, g),
-        'int8 backward': step(lambda x, w: ours(x, w, ternary=cached, backward='int8', seed=1), x, w, g),
+        'bf16 backward': step(lambda x, w: ours(x, w, ternary_weight=cached), x, w, g),
+        'int8 backward': step(lambda x, w: ours(x, w, ternary_weight=cached, backward='int8', seed=1), x, w, g),
         'bf16 backward, rounding its weights': step(ours, x, w, g),
         'plain simulated': step(ternary_linear, x, w, g),
     }
