@@ -13,7 +13,8 @@ from elleci.planning.account import account
 from elleci.config import preset
 from elleci.core import atomic_write, fmt_bytes
 from elleci.memory.allocator import replay
-from elleci.memory.dryrun import compose, dry_run, gc_disabled
+from elleci.memory.compose import compose
+from elleci.memory.trace import dry_run, gc_disabled
 from tiny import ROOT, commit, hardware
 
 class Layer(nn.Module):

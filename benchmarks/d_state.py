@@ -12,23 +12,18 @@ from elleci.data.loader import make_loader, open_data
 from elleci.data.sources import train_tokenizer_on
 from elleci.model import Elleci
 from elleci.optim.optimizers import make_optimizer
-from elleci.training.run import fit, validate
+from elleci.training.loop import Callbacks, TrainingRun, fit, validate
 from tiny import ROOT, commit, hardware
 
 def train(N, seed, steps, data, val):
     "Validation losses and seconds per step of one training"
     config, rows = preset('elleci-tiny', steps=steps, val_every=steps, seed=seed), []
     seed_everything(seed)
-    model = Elleci(dataclasses.replace(config.model, d_state=N))
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, d_state=N))
+    model = Elleci(config.model)
     engine = make_engine(model, make_optimizer(model, config.train), config.train)
-    fit(
-        engine,
-        make_loader(data, config.train),
-        val,
-        config.train,
-        lambda **e: rows.append(e),
-        lambda i, place: None,
-    )
+    run = TrainingRun(config, val, Callbacks(log=lambda **event: rows.append(event)))
+    fit(run, engine, make_loader(data, config.train))
     seconds = sorted(r['seconds'] for r in rows if 'loss' in r)
     return dict(
         d_state=N,

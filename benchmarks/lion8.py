@@ -9,12 +9,12 @@ from elleci.config import preset
 from elleci.core import atomic_write, pick_device, seed_everything
 from elleci.data.loader import make_loader, open_data
 from elleci.data.sources import train_tokenizer_on
-from elleci.engine.layer_major import GradAccumStep
+from elleci.engine.accumulate import GradAccumStep
 from elleci.kernels.lion8 import lion8_step
 from elleci.model import Elleci
 from elleci.optim.optimizers import Lion8, make_optimizer
 from elleci.optim.schedules import lr_factor
-from elleci.training.run import validate
+from elleci.training.loop import validate
 from tiny import ROOT, commit, hardware
 
 EVERY = 20   # steps in a point of the loss curve

@@ -14,7 +14,7 @@ import argparse, datetime, json, os, platform, random, statistics, subprocess, s
 from pathlib import Path
 import numpy as np
 from elleci.core import MiB, atomic_write
-from elleci.data.loader import pack_documents
+from elleci.data.packing import pack_documents
 from elleci.data.shards import Shards, read_document, read_range, verify_shards
 from elleci.data.sources import iter_documents, train_tokenizer_on
 from elleci.data.tokenizer import save_tokenizer

@@ -16,14 +16,15 @@ import numpy as np
 import torch
 from elleci.config import EMBEDDED, preset
 from elleci.core import atomic_write, seed_everything
-from elleci.data.loader import make_loader, open_data, pack_documents
+from elleci.data.loader import make_loader, open_data
+from elleci.data.packing import pack_documents
 from elleci.data.shards import pretokenize
 from elleci.data.sources import Document, iter_documents, encode_documents
 from elleci.data.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 from elleci.engine.layer_major import make_engine, make_model
 from elleci.optim.optimizers import make_optimizer
 from elleci.optim.schedules import lr_factor
-from elleci.training.run import validate
+from elleci.training.loop import validate
 from tiny import ROOT, commit, hardware
 
 CATALOGUES = '/usr/share/locale/it/LC_MESSAGES'

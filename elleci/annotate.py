@@ -37,7 +37,7 @@ _listener = contextvars.ContextVar('listener', default=None)
 
 # %% ../nbs/03_annotate.ipynb #72dccf54
 class Listener:
-    "What an instrument overrides to hear of labels; each method returns a context manager around the labelled work"
+    "What an instrument overrides to hear of labels; each method gives a context manager around the work"
     def layer_scope(self,
         name:str|None,     # as given to `layer_scope`
         category:str|None, # as given to `layer_scope`
@@ -65,7 +65,7 @@ def listening(
 @contextlib.contextmanager
 def layer_scope(
     name:str|None,          # the layer, e.g. 'blocks.3'; None: the one whose module is running
-    category:str|None=None, # one of `CATEGORIES`, for what neither a module nor autograd makes; None: not stated
+    category:str|None=None, # one of `CATEGORIES`, for what neither modules nor autograd make
 ): # a context manager
     "Label what is made inside, outside all modules, as belonging to layer `name`"
     _check_category(category)
@@ -97,7 +97,7 @@ def declare_temporaries(
     *ops,        # operators, e.g. torch.ops.aten.sum.default
     target:str,  # 'cpu' or 'cuda'
 ): # a decorator
-    "Declare the temporaries of `ops`: the function gets their arguments and gives (bytes before the outputs, bytes after)"
+    "Declare temporaries: the function gets an operator's arguments, gives bytes before and after its outputs"
     def declare(f):
         DECLARED_TEMPORARIES.update({(target, op): f for op in ops})
         return f

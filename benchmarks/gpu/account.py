@@ -8,7 +8,7 @@ import torch
 from elleci.planning.account import account
 from elleci.config import ModelConfig, TrainConfig
 from elleci.core import optional, seed_everything
-from elleci.engine.layer_major import grad_accum_step
+from elleci.engine.accumulate import grad_accum_step
 from elleci.memory.allocator import check_trace
 from elleci.model import Elleci
 from elleci.optim.optimizers import make_optimizer

@@ -8,12 +8,13 @@ from torch import nn
 from elleci.config import ModelConfig
 from elleci.core import seed_everything
 from elleci.engine.layer_major import autocast
-from elleci.kernels.fused import conv_silu, gated_rms_norm
+from elleci.kernels.conv import conv_silu
+from elleci.kernels.gated_norm import gated_rms_norm
 from elleci.kernels.ssd import ssd
 from elleci.kernels.ssd_reference import ssd_chunked
 from elleci.layers import mamba2
 from elleci.memory.allocator import replay
-from elleci.memory.dryrun import dry_run
+from elleci.memory.trace import dry_run
 from gpu import fused
 from gpu.bench import RECIPE_A, Stopwatch, failed, free, row
 from gpu.ssd import launch

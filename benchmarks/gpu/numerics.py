@@ -4,8 +4,9 @@ twice. Missing a target here is a failure.
 import functools, itertools, warnings
 import torch
 import torch.nn.functional as F
-from elleci.kernels import fused, pointwise
-from elleci.kernels.fused import conv_silu, gated_rms_norm
+from elleci.kernels import pointwise
+from elleci.kernels.conv import conv_silu, conv_silu_backward, conv_silu_forward
+from elleci.kernels.gated_norm import gated_norm_backward, gated_norm_forward, gated_rms_norm
 from elleci.kernels.pointwise import rms_norm, silu_mul
 from elleci.kernels.ssd import ssd, ssd_decode
 from elleci.kernels.ssd_reference import ssd_chunked, ssd_recurrent, ssd_step
@@ -42,10 +43,10 @@ def launches(dry):
         run = torch.empty(2, T, dtype=torch.int32) if docs else None
         args = u, torch.empty(C, K), torch.empty(C), run, torch.empty(2, K - 1, C, dtype=t) if docs else None
         found += [
-            (f'conv {T, C, K} {t}', lambda a=args: fused.conv_silu_forward(*a)),
+            (f'conv {T, C, K} {t}', lambda a=args: conv_silu_forward(*a)),
             (
                 f'conv {T, C, K} {t}',
-                lambda a=args, g=torch.empty(2, T, C, dtype=t): fused.conv_silu_backward(g, *a),
+                lambda a=args, g=torch.empty(2, T, C, dtype=t): conv_silu_backward(g, *a),
             ),
         ]
     for t, ((R, D), G) in itertools.product(TOLERANCE, NORMS):
@@ -53,11 +54,11 @@ def launches(dry):
         found += [
             (
                 f'norm {R, D, G} {t}',
-                lambda y=y, z=z, G=G: fused.gated_norm_forward(y, z, torch.empty(y.shape[1]), G, 1e-5),
+                lambda y=y, z=z, G=G: gated_norm_forward(y, z, torch.empty(y.shape[1]), G, 1e-5),
             ),
             (
                 f'norm {R, D, G} {t}',
-                lambda y=y, z=z, G=G: fused.gated_norm_backward(
+                lambda y=y, z=z, G=G: gated_norm_backward(
                     y, y, z, torch.empty(y.shape[1]), torch.empty(len(y), G)
                 ),
             ),

@@ -19,15 +19,26 @@ from ..kernels.bitnet import bit_linear, packed_matvec, quantize, ternarize_int8
 
 # %% ../../nbs/42_ffn.ipynb #837ebfb0
 class BitLinear(nn.Module):
-    "Linear layer with ternary weights and int8 activations (BitNet b1.58, Ma et al. 2024), trained straight-through"
-    # what `cache_ternary_weights` lets it keep between uses
+    """Linear layer with ternary weights and int8 activations, trained straight-through
+
+    BitNet b1.58, Ma et al. 2024, [arXiv 2402.17764](https://arxiv.org/abs/2402.17764).
+    """
+    # `project` may pass the RMSNorm in front to `forward`.
     fuses_norm = True
-    ignored_state = ('ternary_weight',)
+    # How many `cache_ternary_weights` the layer is in, and what it keeps within them:
+    # (version of the weight, int8 weights, scale), or None.
     cache_depth = 0
     ternary_weight = None
-    # round gradients to int8 at random, see `TrainConfig`
+    # The engine's comparison of a layer's state before and after a block passes over these attributes.
+    ignored_state = ('ternary_weight',)
+    # Whether gradients are rounded to int8 at random in the backward pass, see `TrainConfig`.
     int8_backward = False
-    uses_rng = property(lambda self: self.int8_backward)      # the engine seeds what draws
+
+    @property
+    def uses_rng(self):
+        "Whether `forward` draws random numbers, which the engine then seeds"
+        return self.int8_backward
+
     def __init__(self,
         d_in:int,        # width of the input
         d_out:int,       # width of the output
@@ -39,48 +50,60 @@ class BitLinear(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self): nn.init.normal_(self.weight, 0., .02)
-    def extra_repr(self): return 'd_in={1}, d_out={0}'.format(*self.weight.shape)
+
+    def extra_repr(self):
+        d_out, d_in = self.weight.shape
+        return f'd_in={d_in}, d_out={d_out}'
+
     def operands(self,
         x:Tensor, # (…, d_in)
     )->tuple: # x̂ (…, d_in) and Ŵ (d_out, d_in)
         "The dequantised matrices whose product x̂ @ Ŵ.T is the output"
         return ternary_operands(x, self.weight)
+
     def forward(self,
         x:Tensor, # (…, d_in) any float dtype
         norm:nn.Module|None=None, # an `RMSNorm` in front, taken in the same pass over x
     )->Tensor: # (…, d_out), the dtype that `F.linear` would give
         "x̂ @ Ŵ.T, the integer part exact"
-        seed = int(torch.randint(2**31, (), device='cpu')) if self.int8_backward and self.training else 0
+        draws = self.int8_backward and self.training
         return bit_linear(
             x,
             self.weight,
             None if norm is None else norm.weight,
             ternary_weight=self._cached_ternary_weight(),
             backward='int8' if self.int8_backward else 'bf16',
-            seed=seed,
+            seed=int(torch.randint(2**31, (), device='cpu')) if draws else 0,
         )
 
     def _cached_ternary_weight(self):
-        "Ternary weights and their scale, made at first use within `cache_ternary_weights`; else None"
+        "Ternary weights and their scale, made at first use within `cache_ternary_weights`; None outside"
         if not self.cache_depth: return None
-        w, kept = self.weight, self.ternary_weight
-        state = w.data_ptr(), None if w.is_inference() else w._version
-        if kept is None or kept[0] != state:
-            with layer_scope(None, 'weights'): kept = self.ternary_weight = state, *ternarize_int8(w.detach())
-        return kept[1:]
+        w = self.weight
+        # It changes with the weight's memory and with every write to it.
+        version = w.data_ptr(), None if w.is_inference() else w._version
+        if self.ternary_weight is None or self.ternary_weight[0] != version:
+            with layer_scope(None, 'weights'):
+                self.ternary_weight = version, *ternarize_int8(w.detach())
+        return self.ternary_weight[1:]
 
 # %% ../../nbs/42_ffn.ipynb #8fe2fdcb
 @contextlib.contextmanager
 def cache_ternary_weights(
-    *modules:nn.Module, # whose ternary layers are meant; others pass
+    *modules:nn.Module, # whose ternary layers are meant; other layers are left alone
 ): # a context manager
-    "Within it, forward and backward, ternary layers round their weights at first use and keep the result, one byte a weight; an optimizer's step belongs outside"
+    """Within it, ternary layers round their weights at first use and keep the result, one byte a weight
+
+    It is meant for the forward and backward passes of one step; the optimizer's step belongs outside.
+    """
     layers = [m for module in modules for m in module.modules() if isinstance(m, BitLinear)]
-    def count(by):
-        for m in layers: m.cache_depth, m.ternary_weight = m.cache_depth + by, None
-    count(1)
+    def enter_or_leave(change):
+        for layer in layers:
+            layer.cache_depth += change
+            layer.ternary_weight = None
+    enter_or_leave(1)
     try: yield
-    finally: count(-1)
+    finally: enter_or_leave(-1)
 
 # %% ../../nbs/42_ffn.ipynb #e8bbb6aa
 def linear_class(
@@ -102,12 +125,15 @@ class PackedLinear(KeepsFp32):
         self.scale = nn.Parameter(torch.empty(()), requires_grad=False)
 
     def extra_repr(self): return f'd_in={self.d_in}, d_out={len(self.packed)}'
-    def operands(self, x):
+
+    def operands(self,
+        x:Tensor, # (…, d_in)
+    )->tuple: # x̂ (…, d_in) and Ŵ (d_out, d_in)
         "As `BitLinear.operands`"
-        return tuple(
-            (t * s).to(x.dtype)
-            for t, s in (quantize_activations(x), (unpack_ternary(self.packed, self.d_in), self.scale))
-        )
+        x_int, sx = quantize_activations(x)
+        w_int = unpack_ternary(self.packed, self.d_in)
+        return (x_int*sx).to(x.dtype), (w_int*self.scale).to(x.dtype)
+
     def forward(self,
         x:Tensor, # (…, d_in) any float dtype
     )->Tensor: # (…, d_out), the dtype that `F.linear` would give
@@ -128,19 +154,27 @@ def pack_model(
     if isinstance(model, BitLinear):
         raise UserError('A layer cannot take its own place: give pack_model the module that holds it.')
     for parent in list(model.modules()):
-        for name, m in list(parent._modules.items()):
-            if not isinstance(m, BitLinear): continue
-            with m.weight.device: new = PackedLinear(*m.weight.shape[::-1])
-            if not m.weight.is_meta:
-                w_int, scale = ternarize_int8(m.weight)
-                new.packed.copy_(pack_ternary(w_int))
-                new.scale.data = scale
-            setattr(parent, name, new)
+        for name, layer in list(parent._modules.items()):
+            if isinstance(layer, BitLinear): setattr(parent, name, _packed(layer))
     return model.requires_grad_(False)
+
+# %% ../../nbs/42_ffn.ipynb #395bd352
+def _packed(layer):
+    "The `PackedLinear` of a `BitLinear`; without values on meta"
+    d_out, d_in = layer.weight.shape
+    with layer.weight.device: packed = PackedLinear(d_in, d_out)
+    if not layer.weight.is_meta:
+        w_int, scale = ternarize_int8(layer.weight)
+        packed.packed.copy_(pack_ternary(w_int))
+        packed.scale.data = scale
+    return packed
 
 # %% ../../nbs/42_ffn.ipynb #721dcc01
 class SwiGLU(nn.Module):
-    "Feed-forward layer (silu(x W) ⊗ x V) W₂ (Shazeer 2020, arXiv 2002.05202, eq. 6), W and V in one projection"
+    """Feed-forward layer (silu(x W) ⊗ x V) W₂, with W and V in one projection
+
+    Shazeer 2020, [arXiv 2002.05202](https://arxiv.org/abs/2002.05202), eq. 6.
+    """
     def __init__(self,
         cfg:ModelConfig,  # `d_model` and `d_ff`
         linear=nn.Linear, # class of the projections, made as linear(d_in, d_out, bias=False)

@@ -12,8 +12,6 @@ from decimal import Decimal
 from ..core import GiB, KiB, MiB, UserError
 from ..plots import figure
 from ..annotate import CATEGORIES, LOSS_WORKSPACE_BYTES
-from ..core import GiB, KiB, MiB, UserError
-from ..plots import figure
 from ..config import ModelConfig, TrainConfig
 
 # %% ../../nbs/10_ledger.ipynb #26c583d5

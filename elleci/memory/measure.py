@@ -19,6 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from ..core import KiB, MiB, UserError, fmt_bytes, memory_free, memory_in_use, optional, pick_device
+from .dryrun import gc_disabled
 
 # %% ../../nbs/13_measure.ipynb #7392f722
 def _device(
@@ -466,7 +467,8 @@ class StepMemory:
         if not end and (self.given_up or not self.record.can_read()): return
         began = time.process_time()
         self.given_up = not end and self.spent > max(READING_SECONDS, (began - self.began)/2)
-        self.result.end = self._add(self.record.read(end or self.given_up))
+        with gc_disabled():  # its collections would be charged to the reading, and take longer than it
+            self.result.end = self._add(self.record.read(end or self.given_up))
         self.spent += time.process_time() - began
         self.result.peak_resident = max(self.result.peak_resident, memory_in_use(torch.device('cpu')))
 

@@ -18,7 +18,7 @@ from ..config import ModelConfig, TrainConfig
 from ..kernels.lion8 import BLOCK
 from ..kernels.linear_cross_entropy import loss_bytes_moved
 from ..kernels.ssd import ssd_cost
-from ..memory.dryrun import emulate
+from ..memory.emulate import emulate
 from ..memory.ledger import card_bytes, parameter_shapes
 from ..memory.measure import bandwidth
 from ..layers.ffn import cache_ternary_weights

@@ -28,7 +28,7 @@ from elleci.core import (
     require,
 )
 from ..config import TrainConfig, read_config
-from ..engine.layer_major import params_by_unit
+from ..engine.checks import params_by_unit
 from ..files import decode_json, decode_sealed, read_limited, sealed_json
 from .telemetry import run_subfolder, read_memory, sync_metrics
 

@@ -32,7 +32,7 @@ from ..config import ModelConfig, TrainConfig
 from ..kernels.ternary import ternarize, pack_ternary, ternary_flips
 from ..memory.measure import Measurement
 from ..layers.ffn import BitLinear
-from ..optim.schedules import step_shape
+from ..data.curriculum import step_shape
 from ..planning.step_time import MACHINES, REACHED_FRACTION, step_flops
 from ..planning.account import Account, downsample_max
 
