@@ -87,4 +87,4 @@ def memory():
 # %% ../nbs/78_commands.ipynb #0670e9b1
 def watch():
     "`elleci_watch` in a shell"
-    return _run('elleci_watch', 'elleci.dashboard.run_view', 'watch_command')
+    return _run('elleci_watch', 'elleci.dashboard.reader', 'watch_command')

@@ -6,9 +6,9 @@
 __all__ = ['KiB', 'MiB', 'GiB', 'META_DEVICE_TYPE', 'PositiveInt', 'NonNegativeInt', 'NumWorkers', 'Seed', 'Fraction',
            'RENAMED_SETTINGS', 'RENAMED_VALUES', 'fmt_bytes', 'fmt_count', 'UserError', 'is_out_of_memory', 'optional',
            'pip_install', 'require', 'pick_device', 'compute_dtype', 'autocast_device', 'linear_dtype',
-           'full_precision', 'effective_device_type', 'seed_everything', 'assert_close', 'memory_in_use', 'memory_free',
-           'sync_folder', 'make_folder', 'replace_file', 'atomic_write', 'Range', 'type_and_range', 'validate_ranges',
-           'read_number', 'current_name', 'current_value', 'former_names']
+           'full_precision', 'effective_device_type', 'seed_everything', 'assert_close', 'memory_in_use',
+           'available_memory', 'sync_folder', 'make_folder', 'replace_file', 'atomic_write', 'Range', 'type_and_range',
+           'validate_ranges', 'read_number', 'current_name', 'current_value', 'former_names']
 
 # %% ../nbs/00_core.ipynb #e869ebc2
 import contextlib, functools, importlib, inspect, os, random, re, shlex, sys, typing, warnings
@@ -210,7 +210,7 @@ def memory_in_use(
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss*unit
 
 # %% ../nbs/00_core.ipynb #c83f1a93
-def memory_free(
+def available_memory(
     device:torch.device, # where the work will happen
 )->int|None: # bytes; None where the system does not say
     "Bytes that a new process could still take on `device`"

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from elleci.config import ModelConfig
 from elleci.core import seed_everything
-from elleci.engine.layer_major import autocast
+from elleci.engine.accumulate import autocast
 from elleci.kernels.conv import conv_silu
 from elleci.kernels.gated_norm import gated_rms_norm
 from elleci.kernels.ssd import ssd

@@ -10,7 +10,8 @@ __all__ = ['MAX_TIME_SHARE', 'RunReader', 'format_duration', 'run_summary', 'pri
 import math, os, shutil, sys, threading, time, typing, warnings
 from array import array
 from pathlib import Path
-from ..core import Range, UserError, fmt_bytes, run_command, validate_ranges
+from ..core import Range, UserError, fmt_bytes, validate_ranges
+from ..command_line import run_command
 from ..config import read_config
 from ..files import open_regular
 from ..training.telemetry import MAX_LOG_BYTES, decode_events, is_running, read_memory

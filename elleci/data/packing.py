@@ -13,7 +13,7 @@ from itertools import islice
 from typing import NamedTuple
 import numpy as np
 from ..core import UserError
-from ..model import IGNORE_INDEX
+from ..documents import IGNORE_INDEX
 from .tokenizer import PAD
 from .shards import Shards, read_range
 

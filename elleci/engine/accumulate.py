@@ -10,10 +10,12 @@ __all__ = ['AUTOCAST_DTYPES', 'out_of_range', 'check_labels', 'count_labels', 'n
 import contextlib
 import torch
 from torch import Tensor, nn
-from ..core import UserError, autocast_device, collect_aux_losses
+from ..core import UserError, autocast_device
+from ..layers.aux_losses import collect_aux_losses
 from .checks import StepRNG, params_by_unit
 from ..layers.ffn import cache_ternary_weights
-from ..model import IGNORE_INDEX, token_loss
+from ..documents import IGNORE_INDEX
+from ..model import token_loss
 
 # %% ../../nbs/60_grad_accum.ipynb #3c7c0619
 def out_of_range(

@@ -6,7 +6,7 @@
 __all__ = ['suppressed_ids', 'sample_token', 'generate', 'load_run', 'elleci_pack', 'pack_command', 'elleci_generate',
            'generate_command']
 
-# %% ../../nbs/75_generate.ipynb #5e0faa03
+# %% ../../nbs/75_generate.ipynb #b8ffb248
 import contextlib, hashlib, os
 from pathlib import Path
 from typing import Annotated
@@ -22,16 +22,9 @@ from ..model import Elleci
 from ..engine.layer_major import make_model
 from ..data.tokenizer import BOS, EOT, PAD, decode, encode_text, load_tokenizer, save_tokenizer
 from ..data.shards import tokenizer_fingerprint
-from elleci.training.checkpoint import (
-    MODEL_FILE,
-    all_finite,
-    checkpoints,
-    load_weights,
-    model_folder,
-    latest_checkpoint,
-    save_weights,
-    safetensors_metadata,
-)
+from ..training.checkpoint import MODEL_FILE, checkpoints, load_weights, model_folder
+from ..training.checkpoint import latest_checkpoint, save_weights, safetensors_metadata
+from ..training.watchdog import all_finite
 
 # %% ../../nbs/75_generate.ipynb #1849df68
 def suppressed_ids(

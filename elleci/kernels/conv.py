@@ -6,17 +6,20 @@
 __all__ = ['conv_silu_forward_kernel', 'conv_silu_backward_kernel', 'conv_silu_forward', 'conv_silu_backward', 'conv_silu',
            'launches']
 
-# %% ../../nbs/17_conv.ipynb #8a3abd67
+# %% ../../nbs/17_conv.ipynb #37965265
 import functools
 from typing import Optional
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from ..core import compute_dtype, document_ids, full_precision
+from ..core import UserError, compute_dtype, full_precision
+from ..documents import document_ids
+from ..core import compute_dtype, full_precision
+from ..documents import document_ids
 from .pointwise import tensor_error
 from .triton_compat import cdiv, jit, next_power_of_2, pick_backend, tl
-from ..memory.dryrun import declare_temporaries
+from ..annotate import declare_temporaries
 
 # %% ../../nbs/17_conv.ipynb #cc5aeec1
 def _mask_other_documents(

@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from ..core import UserError, compute_dtype, full_precision
 from .pointwise import as_rows, row_tile, silu_gate_grad, tensor_error
 from .triton_compat import cdiv, jit, next_power_of_2, pick_backend, tl
-from ..memory.dryrun import declare_temporaries
+from ..annotate import declare_temporaries
 
 # %% ../../nbs/18_gated_norm.ipynb #772f2540
 def _gated_input(y, z, groups):

@@ -20,7 +20,7 @@ def stochastic_round(
     bits:Tensor, # int32, same shape; the lower 16 count
 )->Tensor: # fp32, each a bf16 number; NaN stays NaN
     "`x` rounded up or down to bf16, unbiased if the bits are"
-    # every NaN becomes torch's own, which 16 bits cannot overflow
+    # Every NaN becomes torch's own, which 16 more bits cannot overflow.
     out = x.nan_to_num(torch.nan, torch.inf, -torch.inf)
     out.view(torch.int32).add_(bits & 0xFFFF).bitwise_and_(-65536)
     return out
@@ -28,7 +28,7 @@ def stochastic_round(
 # %% ../../nbs/58_lion8.ipynb #da414668
 def hash_key(
     *numbers:int, # each in 0 … 2⁶⁴ − 1
-)->int: # odd, 2⁶² … 2⁶³ − 1: for Triton always a number of the same kind, so that one kernel serves every step
+)->int: # odd, 2⁶² … 2⁶³ − 1: always of the same type for Triton, so that one kernel serves every step
     "A hash of several whole numbers (the finaliser of SplitMix64, Steele et al. 2014, after each)"
     x = 0
     for n in numbers:
@@ -54,8 +54,8 @@ def random_bits(
     return hash32(block[:, None] + weyl_sequence(BLOCK, device))
 
 # %% ../../nbs/58_lion8.ipynb #0de507ac
-MAX_SQUARED_CODE = 127.**2             # code 127 stands for the scale × this
-MIN_SCALE = 2.**-100          # a block whose largest number is smaller is zero
+MAX_SQUARED_CODE = 127.**2    # code 127 stands for this many times the scale
+MIN_SCALE = 2.**-100          # a block whose largest number is smaller becomes zero
 
 # %% ../../nbs/58_lion8.ipynb #2896e3fe
 def quantize_momentum(
@@ -71,7 +71,8 @@ def quantize_momentum(
     size.nan_to_num_(0.).clamp_(max=MAX_SQUARED_CODE)
     q = size.sqrt().add_(.5).floor_()
     square = q*q
-    q -= square.gt_(size)                                # as a number: 1 where the square is too large
+    # The comparison as a number: 1 where the square is too large.
+    q -= square.gt_(size)
     size.sub_(torch.mul(q, q, out=square)).mul_(65536.)
     q += size.gt_(torch.mul(q, 2, out=square).add_(1).mul_((bits >> 16).bitwise_and_(0xFFFF)))
     return q.mul_(m.sign_()).to(torch.int8), top/full
@@ -89,13 +90,16 @@ def dequantize_momentum(
 def _update(weight, grad, q, scale, bits, rates):
     "Lion on R blocks of C numbers, in place: weight, grad, q (R, C), scale (R,)"
     lr, decay_factor, b1, c1, b2, c2 = rates
-    m, g = dequantize_momentum(q, scale), grad.float()
+    m = dequantize_momentum(q, scale)
+    g = grad.float()
     u = (m*b1).add_(g*c1)
     move = u.sign().add_(u.sub_(u)).mul_(lr)
-    w = (weight * decay_factor if weight.dtype == torch.float32 else weight.float().mul_(decay_factor)).sub_(
-        move
-    )
-    weight.copy_(w if weight.dtype == torch.float32 else stochastic_round(w, bits))
+    if weight.dtype == torch.float32:
+        w = (weight*decay_factor).sub_(move)
+        weight.copy_(w)
+    else:
+        w = weight.float().mul_(decay_factor).sub_(move)
+        weight.copy_(stochastic_round(w, bits))
     del u, move, w
     codes, scales = quantize_momentum(m.mul_(b2).add_(g*c2), bits)
     q.copy_(codes)
@@ -106,22 +110,17 @@ BLOCKS_PER_SLICE = 256               # blocks in a slice of the torch twin
 
 # %% ../../nbs/58_lion8.ipynb #aa8359cd
 def _lion8_torch(weight, grad, momentum, scale, rates, key):
-    "The step on flat tensors"
-    full = weight.numel()//BLOCK
-    edges = [*range(0, full, BLOCKS_PER_SLICE), full]
-    parts = [(a, b, BLOCK) for a, b in zip(edges, edges[1:])]
-    # the last block, ragged
-    if weight.numel() % BLOCK: parts.append((full, full + 1, weight.numel() % BLOCK))
-    for a, b, C in parts:
-        def cut(t): return t[a*BLOCK:a*BLOCK + (b - a)*C].view(-1, C)
-        _update(
-            cut(weight),
-            cut(grad),
-            cut(momentum),
-            scale[a:b],
-            random_bits(a, b - a, key, weight.device)[:, :C],
-            rates,
-        )
+    "The step on flat tensors, a slice of blocks at a time"
+    full_blocks, rest = divmod(weight.numel(), BLOCK)
+    edges = [*range(0, full_blocks, BLOCKS_PER_SLICE), full_blocks]
+    slices = [(first, end, BLOCK) for first, end in zip(edges, edges[1:])]
+    if rest:
+        # The last block is shorter.
+        slices.append((full_blocks, full_blocks + 1, rest))
+    for first, end, C in slices:
+        def cut(t): return t[first*BLOCK:first*BLOCK + (end - first)*C].view(-1, C)
+        bits = random_bits(first, end - first, key, weight.device)[:, :C]
+        _update(cut(weight), cut(grad), cut(momentum), scale[first:end], bits, rates)
 
 # %% ../../nbs/58_lion8.ipynb #da54cb16
 def lion8_state(
@@ -129,19 +128,30 @@ def lion8_state(
 )->tuple[Tensor, Tensor]: # momentum (n,) int8, scale (n/256 rounded up,) fp32, on the weight's device
     "Zero momentum for a weight of n numbers"
     n = weight.numel()
-    # made from the weight: in a dry run it belongs to the weight's layer
+    # Made from the weight, so that a dry run counts them to the weight's layer.
     def new(size, dtype): return weight.new_zeros(size, dtype=dtype)
     return new(n, torch.int8), new(cdiv(n, BLOCK), torch.float32)
 
 # %% ../../nbs/58_lion8.ipynb #71366ce2
 @jit
-def lion8_kernel(weight, grad, momentum, scale, lr, decay_factor, b1, c1, b2, c2, key, n, ROUND: tl.constexpr, ROWS: tl.constexpr, C: tl.constexpr):
-    "u = b1·m + c1·g; weight = kept·weight − lr·sign(u), rounded at random if ROUND; m = b2·m + c2·g, where m = q·|q|·scale"
-    # Grid: blocks/ROWS programs; one holds ROWS blocks of C numbers, all arithmetic in fp32. Oracle:
-    # _lion8_torch, bit for bit
-    # Reads weight, grad, momentum, scale once; writes weight, momentum, scale once
-    block, place = tl.program_id(0).to(tl.int64)*ROWS + tl.arange(0, ROWS), tl.arange(0, C)
-    at, own = block[:, None]*C + place[None, :], block*C < n
+def lion8_kernel(
+    weight, grad, momentum, scale, # n numbers each, and a scale for each block of C
+    lr, decay_factor, b1, c1, b2, c2, key,
+    n,
+    ROUND: tl.constexpr, # round the weight at random, to bf16
+    ROWS: tl.constexpr,  # blocks of a program
+    C: tl.constexpr,
+):
+    """A step of Lion, where m = q·|q|·scale is the momentum: u = b1·m + c1·g,
+    weight = decay_factor·weight − lr·sign(u), rounded at random if ROUND, and m = b2·m + c2·g.
+
+    Grid: blocks/ROWS programs, each with ROWS blocks of C numbers; all arithmetic in fp32.
+    Oracle: `_lion8_torch`, bit for bit. Reads each of the four tensors once, writes all but grad once.
+    """
+    block = tl.program_id(0).to(tl.int64)*ROWS + tl.arange(0, ROWS)
+    place = tl.arange(0, C)
+    at = block[:, None]*C + place[None, :]
+    own = block*C < n
     ok = at < n
     bits = hash32_kernel(block.to(tl.uint32) + (key & 0xFFFFFFFF).to(tl.uint32))
     bits = hash32_kernel(bits ^ (key >> 32).to(tl.uint32))
@@ -172,10 +182,24 @@ def lion8_kernel(weight, grad, momentum, scale, lr, decay_factor, b1, c1, b2, c2
 
 # %% ../../nbs/58_lion8.ipynb #c2fd2c2d
 @torch.library.custom_op('elleci::lion8', mutates_args=('weight', 'momentum', 'scale'))
-def lion8(weight:Tensor, grad:Tensor, momentum:Tensor, scale:Tensor, lr:float, decay_factor:float, b1:float, b2:float, seed:int, triton:bool)->None:
-    "One step of Lion in place, all tensors contiguous; `decay_factor` is the share of the weight that decay leaves"
-    rates, key, n = (lr, decay_factor, b1, 1 - b1, b2, 1 - b2), hash_key(seed), weight.numel()
-    if not triton: return _lion8_torch(*(t.view(-1) for t in (weight, grad, momentum, scale)), rates, key)
+def lion8(
+    weight:Tensor,
+    grad:Tensor,
+    momentum:Tensor,
+    scale:Tensor,
+    lr:float,
+    decay_factor:float, # the share of the weight that decay leaves
+    b1:float,
+    b2:float,
+    seed:int,
+    triton:bool, # the kernel; otherwise its torch twin
+)->None:
+    "One step of Lion in place, all tensors contiguous; see `lion8_step`"
+    rates = lr, decay_factor, b1, 1 - b1, b2, 1 - b2
+    key = hash_key(seed)
+    n = weight.numel()
+    if not triton:
+        return _lion8_torch(*(t.view(-1) for t in (weight, grad, momentum, scale)), rates, key)
     with torch.cuda.device_of(weight):
         lion8_kernel[(cdiv(n, 8 * BLOCK),)](
             weight,
@@ -199,7 +223,8 @@ def _(weight, grad, momentum, scale, lr, decay_factor, b1, b2, seed, triton): re
 @declare_temporaries(torch.ops.elleci.lion8.default, target='cpu')
 def _lion8_scratch(weight, grad, *rest):
     rows = min(max(weight.numel()//BLOCK, 1), BLOCKS_PER_SLICE)
-    return [], [8*rows, (28 if grad.dtype == torch.float32 else 32)*min(weight.numel(), rows*BLOCK)]
+    bytes_per_number = 28 if grad.dtype == torch.float32 else 32
+    return [], [8*rows, bytes_per_number*min(weight.numel(), rows*BLOCK)]
 
 # %% ../../nbs/58_lion8.ipynb #a9afe5c8
 def lion8_step(
@@ -213,11 +238,12 @@ def lion8_step(
     seed:int=0,      # 0 … 2⁶³ − 1; another for each parameter and step, see `hash_key`
     backend:str='auto', # 'torch', 'triton'; 'auto': Triton on a GPU
 ):
-    "Lion (Chen et al. 2023, alg. 2) with momentum in 8 bits; bf16 weights and the momentum are rounded at random"
+    "Lion (Chen et al. 2023, alg. 2), its momentum in 8 bits; it and bf16 weights are rounded at random"
     check_hyperparameters(lr, betas, weight_decay, seed)
     _check(weight, grad, momentum, scale)
     backend = pick_backend(backend, weight)
-    if not weight.numel(): return
+    if not weight.numel():
+        return
     with torch.no_grad():
         lion8(
             weight,
@@ -249,39 +275,33 @@ def check_hyperparameters(
 # %% ../../nbs/58_lion8.ipynb #62c7f540
 def _check(weight, grad, momentum, scale):
     "`UserError` for tensors that do not belong together"
-    n, kinds = weight.numel(), (torch.float32, torch.bfloat16)
-    def need(ok, name, t, wanted):
-        if not ok:
-            raise UserError(
-                f'{name} is {str(t.dtype)[6:]} of shape {tuple(t.shape)} on {t.device}: give {wanted}.'
-            )
-    need(
-        weight.dtype in kinds and weight.is_contiguous(), 'weight', weight, 'a contiguous fp32 or bf16 tensor'
-    )
-    need(grad.dtype in kinds and grad.shape == weight.shape and grad.device == weight.device, 'grad', grad,
-         f'fp32 or bf16 of shape {tuple(weight.shape)} on {weight.device}, as weight')
+    def refuse(name, t, wanted):
+        given = f'{str(t.dtype)[6:]} of shape {tuple(t.shape)} on {t.device}'
+        raise UserError(f'{name} is {given}: give {wanted}.')
+    dtypes = torch.float32, torch.bfloat16
+    if weight.dtype not in dtypes or not weight.is_contiguous():
+        refuse('weight', weight, 'a contiguous fp32 or bf16 tensor')
+    if grad.dtype not in dtypes or grad.shape != weight.shape or grad.device != weight.device:
+        refuse('grad', grad, f'fp32 or bf16 of shape {tuple(weight.shape)} on {weight.device}, as weight')
+    n = weight.numel()
     for name, t, dtype, size in (
         ('momentum', momentum, torch.int8, n),
         ('scale', scale, torch.float32, cdiv(n, BLOCK)),
     ):
-        need(
-            t.dtype == dtype and t.shape == (size,) and t.device == weight.device and t.is_contiguous(),
-            name,
-            t,
-            f'{str(dtype)[6:]} of shape ({size},) on {weight.device}, as `lion8_state` makes it',
-        )
+        fits = t.dtype == dtype and t.shape == (size,) and t.device == weight.device
+        if not fits or not t.is_contiguous():
+            wanted = f'{str(dtype)[6:]} of shape ({size},) on {weight.device}'
+            refuse(name, t, f'{wanted}, as `lion8_state` makes it')
 
 # %% ../../nbs/58_lion8.ipynb #17ac923a
 def launches()->list: # (name, function without arguments)
-    "What `elleci.kernels.triton_compat.compile_report` compiles: one feed-forward matrix of recipe A, on CPU tensors"
-    def one(weights, gradients):
-        w = torch.zeros(2048, 5632, dtype=weights)
-        return lambda: lion8(
-            w, torch.zeros(w.shape, dtype=gradients), *lion8_state(w), 3e-5, 1.0, 0.9, 0.99, 0, True
-        )
-    kinds = (
-        (torch.bfloat16, torch.float32),
-        (torch.bfloat16, torch.bfloat16),
-        (torch.float32, torch.float32),
-    )
-    return [(f'lion8 {str(w)[6:]}, gradient {str(g)[6:]}', one(w, g)) for w, g in kinds]
+    "What `compile_report` compiles: the step of one feed-forward matrix of recipe A, on CPU tensors"
+    def launch(weight_dtype, grad_dtype):
+        w = torch.zeros(2048, 5632, dtype=weight_dtype)
+        def run():
+            grad = torch.zeros(w.shape, dtype=grad_dtype)
+            lion8(w, grad, *lion8_state(w), 3e-5, 1., .9, .99, 0, True)
+        return run
+    fp32, bf16 = torch.float32, torch.bfloat16
+    dtypes = (bf16, fp32), (bf16, bf16), (fp32, fp32)
+    return [(f'lion8 {str(w)[6:]}, gradient {str(g)[6:]}', launch(w, g)) for w, g in dtypes]

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['A_RANGE', 'DT_RANGE', 'GatedRMSNorm', 'half_life', 'check_cache', 'Mamba2']
 
-# %% ../../nbs/22_mamba2.ipynb #ad415145
+# %% ../../nbs/22_mamba2.ipynb #0ab1afee
 import math
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from ..core import UserError, compute_dtype
 from ..documents import document_ids
 from ..config import ModelConfig
-from ..kernels.fused import conv_silu, gated_rms_norm
+from ..kernels.conv import conv_silu
+from ..kernels.gated_norm import gated_rms_norm
 from ..kernels.ssd import ssd, ssd_decode
 from .norm import KeepsFp32, RMSNorm, project
 

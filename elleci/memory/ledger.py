@@ -168,7 +168,7 @@ def parameter_counts(
     return parts
 
 # %% ../../nbs/10_ledger.ipynb #c098146e
-def _weight_sizes(
+def weight_sizes(
     model:ModelConfig,
     train:TrainConfig, # its precision
 )->list: # bytes of each parameter tensor
@@ -180,7 +180,7 @@ def _weight_sizes(
     ]
 
 # %% ../../nbs/10_ledger.ipynb #b339c5d3
-def _state_sizes(
+def state_sizes(
     numbers:list,  # in each parameter tensor
     optimizer:str, # 'lion', 'lion8' or 'adamw'
 )->list: # bytes of each tensor of the optimizer's state
@@ -326,9 +326,9 @@ def _eigenstate(
 
 # %% ../../nbs/10_ledger.ipynb #1682cbbe
 # bytes of a number that matmuls work in
-def _matmul_itemsize(train): return 4 if train.precision == 'fp32' else 2
+def matmul_itemsize(train): return 4 if train.precision == 'fp32' else 2
 # of one in the residual stream
-def _residual_itemsize(train): return 2 if train.precision == 'bf16-weights' else 4
+def residual_itemsize(train): return 2 if train.precision == 'bf16-weights' else 4
 
 # %% ../../nbs/10_ledger.ipynb #b494b853
 def block_activation_bytes(
@@ -339,8 +339,8 @@ def block_activation_bytes(
     "What one block of the model, with documents, keeps from its forward to its backward"
     if mixer not in ('M', 'A', 'E'):
         raise UserError(f"mixer is {mixer!r}: give 'M' (Mamba-2), 'A' (attention) or 'E' (eigenstates).")
-    s, B, T = _matmul_itemsize(train), train.batch_size, train.seq_len
-    n, D, r = B*T, model.d_model, _residual_itemsize(train)
+    s, B, T = matmul_itemsize(train), train.batch_size, train.seq_len
+    n, D, r = B*T, model.d_model, residual_itemsize(train)
     return _without_autocast_copies(
         _prefixed('mixer_norm', _norm(n, D, r))
         | _prefixed('mixer', {'M': _mamba, 'A': _mla, 'E': _eigenstate}[mixer](model, s, B, T))
@@ -388,9 +388,9 @@ def checkpointed_activation_bytes(
 )->dict: # tensor: bytes, one entry for each storage
     "What a block keeps on the card until it is computed again; everything where it is not"
     if train.checkpointing == 'none': return block_activation_bytes(model, mixer, train)
-    s, B, T = _matmul_itemsize(train), train.batch_size, train.seq_len
+    s, B, T = matmul_itemsize(train), train.batch_size, train.seq_len
     if train.checkpointing == 'offload': return {}
-    return {'input': _residual_itemsize(train) * B * T * model.d_model} | (
+    return {'input': residual_itemsize(train) * B * T * model.d_model} | (
         _matmul_outputs(model, mixer, s, B, T) if train.checkpointing == 'selective' else {}
     )
 
@@ -401,7 +401,7 @@ def head_activation_bytes(
 )->dict: # tensor: bytes, one entry for each storage
     "What the head (never ternary) and the cross-entropy keep: the gradients they have made"
     n, V, D = train.batch_size*train.seq_len, model.vocab_size, model.d_model
-    return {'gradient of the hidden states': _residual_itemsize(train)*n*D, 'gradient of the head': 4*V*D}
+    return {'gradient of the hidden states': residual_itemsize(train)*n*D, 'gradient of the head': 4*V*D}
 
 # %% ../../nbs/10_ledger.ipynb #094d943f
 def _has_weight_decay(
@@ -474,7 +474,7 @@ def _activations(
         {x: list(f(model, x, train).values()) for x in set(model.mixers)}
         for f in (block_activation_bytes, checkpointed_activation_bytes)
     )
-    last, ends = list(_norm(n, D, _residual_itemsize(train)).values()), [less[x] for x in model.mixers]
+    last, ends = list(_norm(n, D, residual_itemsize(train)).values()), [less[x] for x in model.mixers]
     if train.checkpointing == 'none': return sum((blocks[x] for x in model.mixers), []) + last, None
     return sum(ends, []) + last, max(
         (sum(ends[:i], []) + blocks[x] for i, x in enumerate(model.mixers)), key=sum
@@ -499,10 +499,10 @@ def _critical_moments(
     first:bool, # the first step, before there is a state
 )->list: # of (phase, category: list of bytes)
     "What is alive, tensor by tensor, at each moment that may be the worst of its phase"
-    weights = _weight_sizes(model, train)
+    weights = weight_sizes(model, train)
     temporaries = _temporaries(model, train)
     numbers = [math.prod(s) for s in parameter_shapes(model).values()]
-    state, grads = _state_sizes(numbers, train.optimizer), [4*n for n in numbers]
+    state, grads = state_sizes(numbers, train.optimizer), [4*n for n in numbers]
     # tokens, labels, document numbers
     inputs = [8*train.batch_size*train.seq_len]*3*train.grad_accum_steps
     early = dict(

@@ -7,7 +7,7 @@ __all__ = ['memory_now', 'live_bytes', 'Measurement', 'snapshot_events', 'measur
            'saved_bytes', 'Row', 'Reconciliation', 'reconcile', 'Leak', 'find_leaks', 'Site', 'LeakDetector',
            'bandwidth', 'spill_signs', 'free_traceback', 'explain_oom']
 
-# %% ../../nbs/13_measure.ipynb #8496226f
+# %% ../../nbs/13_measure.ipynb #3e54dbec
 import contextlib, functools, gc, linecache, os, re, sys, threading, time, traceback, weakref
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -18,8 +18,10 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from ..core import KiB, MiB, UserError, fmt_bytes, memory_free, memory_in_use, optional, pick_device
-from .dryrun import gc_disabled
+from ..core import KiB, MiB, UserError, fmt_bytes, available_memory, memory_in_use, optional, pick_device
+from .trace import gc_disabled
+from ..core import KiB, MiB, UserError, fmt_bytes, available_memory, memory_in_use, optional, pick_device
+
 
 # %% ../../nbs/13_measure.ipynb #7392f722
 def _device(
@@ -40,7 +42,7 @@ def memory_now(
     "Everything that torch, the driver and the system say about memory at this moment"
     device = _device(device)
     rss = memory_in_use(torch.device('cpu'))
-    if device.type != 'cuda': return {'rss': rss, 'available': memory_free(device)}
+    if device.type != 'cuda': return {'rss': rss, 'available': available_memory(device)}
     free, total = torch.cuda.mem_get_info(device)
     readings = {
         'allocated': torch.cuda.memory_allocated(device),

@@ -11,16 +11,9 @@ import math, multiprocessing, threading
 from dataclasses import dataclass, replace
 from ..core import UserError, fmt_bytes
 from ..config import Config, ModelConfig, TrainConfig, preset as preset_config
-from elleci.memory.ledger import (
-    CATEGORIES,
-    block_activation_bytes,
-    card_bytes,
-    head_activation_bytes,
-    matmul_itemsize,
-    parameter_shapes,
-    phase_peaks,
-    residual_itemsize,
-)
+from ..annotate import CATEGORIES
+from ..memory.ledger import block_activation_bytes, card_bytes, head_activation_bytes, matmul_itemsize
+from ..memory.ledger import parameter_shapes, phase_peaks, residual_itemsize
 from .step_time import MACHINES, step_time
 from .account import account, alternatives, resolve_placement
 

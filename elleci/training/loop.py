@@ -15,9 +15,10 @@ from ..config import Config
 from ..core import UserError, seed_everything
 from ..data.loader import Mixture, make_loader
 from ..engine.layer_major import make_engine, make_model
-from ..model import IGNORE_INDEX
+from ..documents import IGNORE_INDEX
 from ..optim.optimizers import make_optimizer
-from ..optim.schedules import WeightAverage, lerac_factor, lr_factor, lr_range_test, plateau_factor
+from ..optim.averaging import WeightAverage
+from ..optim.schedules import lerac_factor, lr_factor, lr_range_test, plateau_factor
 from ..optim.schedules import suggest_lr
 from .checkpoint import Checkpoint
 from .recovery import FaultTolerantStep, Rollback
