@@ -12,15 +12,17 @@ extras['dev'] += extras['notebook'] + extras['data']
 setup(
     name=cfg['lib_name'], version=cfg['version'], description=cfg['description'], keywords=cfg['keywords'],
     long_description=(Path(__file__).parent/'README.md').read_text(encoding='utf-8'),
-    long_description_content_type='text/markdown', author=cfg['author'], url=cfg['git_url'], license='Apache-2.0',
-    license_files=['LICENSE', 'NOTICE'],
-    python_requires=f">={cfg['min_python']}", install_requires=cfg['requirements'].split(), extras_require=extras,
+    long_description_content_type='text/markdown', author=cfg['author'], url=cfg['git_url'],
+    license='Apache-2.0', license_files=['LICENSE', 'NOTICE'],
+    python_requires=f">={cfg['min_python']}", install_requires=cfg['requirements'].split(),
+    extras_require=extras,
     # the corpus lives in data/corpus and travels inside the package, so that elleci_train works anywhere
     packages=find_packages(include=['elleci', 'elleci.*']) + ['elleci.corpus'],
     package_dir={'elleci.corpus': 'data/corpus'},
     package_data={'elleci.corpus': ['*.jsonl', '*/*.txt']}, include_package_data=False,
     entry_points={'console_scripts': cfg['console_scripts'].split(), 'nbdev': ['elleci=elleci._modidx:d']},
-    # `pip install -e .` puts this folder on Python's path (mode compat). Otherwise setuptools would leave a hook that
-    # is asked last: in the folder above a clone, `import elleci` would find the clone's folder instead of the package.
+    # `pip install -e .` puts this folder on Python's path (mode compat). Otherwise setuptools would leave a hook
+    # that is asked last: in the folder above a clone, `import elleci` would find the clone's folder instead of
+    # the package.
     options={'editable_wheel': {'mode': 'compat'}},
     zip_safe=False)
