@@ -21,8 +21,8 @@ setup(
     package_dir={'elleci.corpus': 'data/corpus'},
     package_data={'elleci.corpus': ['*.jsonl', '*/*.txt']}, include_package_data=False,
     entry_points={'console_scripts': cfg['console_scripts'].split(), 'nbdev': ['elleci=elleci._modidx:d']},
-    # `pip install -e .` puts this folder on Python's path (mode compat). Otherwise setuptools would leave a hook
-    # that is asked last: in the folder above a clone, `import elleci` would find the clone's folder instead of
-    # the package.
+    # `pip install -e .` puts this folder on Python's path (mode compat). Otherwise setuptools would leave a
+    # hook that is asked last: in the folder above a clone, `import elleci` would find the clone's folder
+    # instead of the package.
     options={'editable_wheel': {'mode': 'compat'}},
     zip_safe=False)
