@@ -13,22 +13,17 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 
 FLOORS = {
-    'core': 0, 'files': 0, 'config': 0, 'annotate': 0, 'plots': 0, 'commands': 0,
+    'core': 0, 'files': 0, 'config': 0, 'annotate': 0, 'plots': 0, 'command_line': 0, 'documents': 0,
+    'commands': 0,
     'memory': 1,
     'kernels': 2,
     'layers': 3,
     'model': 4, 'data': 4, 'optim': 4,
-    'engine': 5,
+    'engine': 5, 'generation': 5,
     'planning': 6,
-    'training': 7, 'inference': 7,
+    'training': 7,
+    'inference': 8,
     'dashboard': 8, 'experiments': 8,
-}
-# Modules that have not moved into their room yet.
-MOVES_TO = {
-    'schedules': 'optim',
-    'step_time': 'planning', 'account': 'planning',
-    'guards': 'training', 'telemetry': 'training', 'checkpoint': 'training', 'train': 'training',
-    'generate': 'inference',
 }
 NEIGHBOURS = {'model', 'data', 'optim'}                                     # none of them imports another
 COMPUTES = {'kernels', 'layers', 'model', 'data', 'optim', 'engine'}        # none of them imports `memory`
@@ -91,7 +86,7 @@ def all_imports(notebooks):
 
 def room(module):
     name = module.split('.')[1]
-    return MOVES_TO.get(name, name)
+    return name
 
 
 def number(name):
@@ -185,11 +180,11 @@ PLANTED = [
     (
         'computes and imports the instrument',
         GROUND,
-        ('59_offload.ipynb', 'elleci.engine.offload', ''),
+        ('13_measure.ipynb', 'elleci.memory.measure', ''),
         (
             '61_step.ipynb',
             'elleci.engine.step',
-            "import importlib as i\ni.import_module('elleci.engine.offload')",
+            "import importlib as i\ni.import_module('elleci.memory.measure')",
         ),
     ),
     (

@@ -1,14 +1,13 @@
-"""Triton's interpreter, made faster for the checks. Results stay as they are; `nbs/tests/14_interpreter.ipynb` compares them."""
+"Triton's interpreter, made faster for the checks; `nbs/tests/14_interpreter.ipynb` compares the results"
 import functools, importlib
 from dataclasses import replace
 
 def _patch_lang_once(real):
-    """The interpreter's `_patch_lang(fn)`, which does nothing where `triton.language` is replaced already.
-
-    Whenever a kernel calls a function that is itself `@jit` (`tl.sigmoid`, `tl.sum`, a device function of ours), the
-    interpreter goes through every member of `triton.language` to put its own in their place, though it has done so at
-    the launch. Triton marks its built-in functions, and what has been replaced has no mark.
-    """
+    "The interpreter's `_patch_lang(fn)`, which does nothing where `triton.language` is replaced already"
+    # Whenever a kernel calls a function that is itself `@jit` (`tl.sigmoid`, `tl.sum`, a device function of
+    # ours), the interpreter goes through every member of `triton.language` to put its own in their place,
+    # though it has done so at the launch. Triton marks its built-in functions, and what has been replaced
+    # has no mark.
     tl = importlib.import_module('triton.language')
     no_patches = importlib.import_module('triton.runtime.interpreter')._LangPatchScope
     @functools.wraps(real)
@@ -20,7 +19,7 @@ def _patch_lang_once(real):
     return patch_lang
 
 def _cache_np_dtype(real):
-    "The interpreter's `_get_np_dtype(type)`, which builds its table once for each type and not at each call."
+    "The interpreter's `_get_np_dtype(type)`, which builds its table once for each type and not at each call"
     known = {}
     @functools.wraps(real)
     def get_np_dtype(tt_dtype):
@@ -30,17 +29,15 @@ def _cache_np_dtype(real):
     return get_np_dtype
 
 def _skip_overflow_check(builder):
-    """Computes sums, differences and products of integers once.
-
-    The interpreter computes each a second time in 64 bits and compares it with what the type can hold. The verdict goes
-    to an assertion that counts in debug mode alone, and the interpreter has no such mode.
-    """
+    "Compute sums, differences and products of integers once"
+    # The interpreter computes each a second time in 64 bits and compares it with what the type can hold. The
+    # verdict goes to an assertion that counts in debug mode alone, and the interpreter has no such mode.
     options = getattr(builder, 'options', None)
     if getattr(options, 'sanitize_overflow', False) and not getattr(options, 'debug', True):
         builder.options = replace(options, sanitize_overflow=False)
 
 def speed_up_interpreter():
-    "Spares Triton's interpreter what changes no result; does nothing without Triton, or when called again."
+    "Spare Triton's interpreter what changes no result; does nothing without Triton, or when called again"
     try: interpreter = importlib.import_module('triton.runtime.interpreter')
     except ImportError: return
     if hasattr(interpreter, '_LangPatchScope'):

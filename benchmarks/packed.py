@@ -14,7 +14,8 @@ from elleci.config import config_to_json, preset
 from elleci.core import atomic_write, fmt_bytes, seed_everything
 from elleci.data.tokenizer import save_tokenizer, train_tokenizer
 from elleci.engine.layer_major import make_model
-from elleci.inference.generate import elleci_pack, load_run
+from elleci.inference.generate import elleci_pack
+from elleci.training.load import load_run
 from elleci.layers.ffn import BitLinear, PackedLinear
 from tiny import ROOT, commit, hardware
 

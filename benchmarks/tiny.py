@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 from elleci.config import preset
 from elleci.core import atomic_write, pick_device
-from elleci.inference.generate import generate, load_run
+from elleci.generation import generate
+from elleci.training.load import load_run
 from elleci.training.telemetry import read_metrics
 from elleci.training.run import PROMPTS, elleci_train
 

@@ -25,8 +25,8 @@ _OFFERED = {
     'pretokenize': ('elleci.data.shards', 'elleci_pretokenize'),
     'train': ('elleci.training.run', 'elleci_train'),
     'read_metrics': ('elleci.training.telemetry', 'read_metrics'),
-    'load_run': ('elleci.inference.generate', 'load_run'),
-    'generate': ('elleci.inference.generate', 'generate'),
+    'load_run': ('elleci.training.load', 'load_run'),
+    'generate': ('elleci.generation', 'generate'),
 }
 __all__ = list(_OFFERED)
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['plan_html', 'planner']
 
-# %% ../../nbs/81_planner_view.ipynb #4f28fd6c
+# %% ../../nbs/81_planner_view.ipynb #71852338
 import html, threading
 from ..core import GiB, UserError, fmt_bytes, fmt_count, optional, pip_install, require
 from ..config import CHECKPOINTING, CHOICES, PRESETS, preset as preset_config
@@ -29,7 +29,7 @@ from elleci.dashboard.drawing import (
 )
 from .run_view import widgets_available
 
-# %% ../../nbs/81_planner_view.ipynb #ffeefa9d
+# %% ../../nbs/81_planner_view.ipynb #6bd880a1
 def _plan_summary(p:PlannedRun):
     "The figures of a plan, for their tiles"
     train, estimate = p.config.train, p.best
@@ -74,7 +74,7 @@ def _suggestions_html(p:PlannedRun):
     lines = ''.join(f'<div>{html.escape(line)}</div>' for line in p.suggestions)
     return f'<div style="font-size:12.5px;margin-top:8px"><b>{title}</b>{lines}</div>'
 
-# %% ../../nbs/81_planner_view.ipynb #0d399224
+# %% ../../nbs/81_planner_view.ipynb #36ef5934
 def plan_html(
     p:PlannedRun,
     waiting:str='', # what is being computed just now
@@ -95,7 +95,7 @@ def plan_html(
     ]
     return f'<div style="{PAGE_STYLE}">{"".join(parts)}</div>'
 
-# %% ../../nbs/81_planner_view.ipynb #5e9190e8
+# %% ../../nbs/81_planner_view.ipynb #2db453eb
 # seconds without a change until the account is asked
 DEBOUNCE_SECONDS = .4
 
@@ -128,7 +128,7 @@ def _controls(w):
         states_on=dropdown('states on', CHOICES['states_on']),
     )
 
-# %% ../../nbs/81_planner_view.ipynb #d1253bfd
+# %% ../../nbs/81_planner_view.ipynb #052ff849
 class Refinement:
     "Sends for the account of the plan that was last set, and for advice where it does not fit"
     def __init__(self,
@@ -184,7 +184,7 @@ class Refinement:
         if self.process: self.process.kill()
         self.timer = self.process = None
 
-# %% ../../nbs/81_planner_view.ipynb #ac0554b1
+# %% ../../nbs/81_planner_view.ipynb #f66b8c2f
 class PlannerPanel:
     "Sliders, and the page that they move"
     def __init__(self, preset, card):
@@ -231,7 +231,7 @@ class PlannerPanel:
         self.refinement.cancel()
         self.box.close()
 
-# %% ../../nbs/81_planner_view.ipynb #c8d7acb2
+# %% ../../nbs/81_planner_view.ipynb #55d69408
 def planner(
     preset:str='elleci-1b5', # a key of `elleci.config.PRESETS`
     card:str='rtx-4070',     # a key of `elleci.memory.ledger.CARDS`

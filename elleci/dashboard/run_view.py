@@ -41,7 +41,7 @@ from elleci.dashboard.drawing import (
     svg_panel,
 )
 
-# %% ../../nbs/80_run_view.ipynb #1042ae92
+# %% ../../nbs/80_run_view.ipynb #5f962087
 LINE_COLOUR, MEASURED_COLOUR = '#33415c', '#111111'
 # guards' notices that are marked in a panel
 MAX_MARKED_NOTICES = 40
@@ -50,12 +50,11 @@ def _is_from_guard(notice):
     "Whether a notice is neither news nor the answer to a button"
     return notice.get('notice_kind') not in (None, 'control')
 
-def _column_panel(reader, name, panel, colour, band_colour, label=''):
-    "A panel with a column of the steps in it: the mean, and the band from lowest to highest"
-    x, mean, low, high = downsample_mean(reader.columns['step'], np.frombuffer(reader.columns[name]))
-    panel.lines.append(Series(x, mean, colour, label))
-    panel.bands.append(Band(x, low, high, band_colour))
-    return panel
+def _add_column(panel, reader, name, colour, band_colour, label=''):
+    "Put a column of the steps into a panel: the mean, and the band from lowest to highest"
+    columns = downsample_mean(reader.columns['step'], np.frombuffer(reader.columns[name]))
+    panel.lines.append(Series(columns.x, columns.mean, colour, label))
+    panel.bands.append(Band(columns.x, columns.low, columns.high, band_colour))
 
 def _validation_series(reader, field, colour, label, scale=1):
     "A figure of the validations; None where none of them has it"
@@ -63,7 +62,7 @@ def _validation_series(reader, field, colour, label, scale=1):
     if not rows: return None
     return Series([v['step'] for v in rows], [scale*v[field] for v in rows], colour, label)
 
-# %% ../../nbs/80_run_view.ipynb #e610bd69
+# %% ../../nbs/80_run_view.ipynb #bc3384ce
 def _timeline_panel(
     memory:dict, # memory.json
 )->Panel:
@@ -89,7 +88,7 @@ def _timeline_panel(
     if limit and panel.stack and limit < 1.5*predicted['total']: panel.limit = (limit/unit, fmt_bytes(limit))
     return panel
 
-# %% ../../nbs/80_run_view.ipynb #630287df
+# %% ../../nbs/80_run_view.ipynb #f4724932
 def run_panels(
     reader:RunReader,
 )->dict: # 'loss', 'speed', 'timeline', 'ternary': Panel
@@ -100,8 +99,8 @@ def run_panels(
     loss = Panel('Loss', step, 'nats per token', y_from_zero=False)
     speed = Panel(title, step, 'tokens/s')
     ternary = Panel('Ternary weights', step, '%')
-    _column_panel(reader, 'loss', loss, LINE_COLOUR, '#9db4d8', 'training')
-    _column_panel(reader, 'tokens_per_s', speed, '#228833', '#b7ddbd')
+    _add_column(loss, reader, 'loss', LINE_COLOUR, '#9db4d8', 'training')
+    _add_column(speed, reader, 'tokens_per_s', '#228833', '#b7ddbd')
     validation = (
         (loss, _validation_series(reader, 'val_loss', '#ee7733', 'validation')),
         (ternary, _validation_series(reader, 'ternary_zero', '#4477aa', 'are zero', 100)),
@@ -115,7 +114,7 @@ def run_panels(
     for panel in (loss, speed, ternary): panel.vertical_lines = [(x, LIMIT_COLOUR) for x in marked]
     return dict(loss=loss, speed=speed, timeline=_timeline_panel(reader.memory), ternary=ternary)
 
-# %% ../../nbs/80_run_view.ipynb #bd276110
+# %% ../../nbs/80_run_view.ipynb #c363f8c1
 def memory_bars(
     reader:RunReader,
 )->MemoryBars:
@@ -139,7 +138,7 @@ def memory_bars(
     now = reader.last_step.get('memory_bytes') if memory.get('device') == 'cuda' else None
     return MemoryBars(predicted, measured, limit, now)
 
-# %% ../../nbs/80_run_view.ipynb #342c758c
+# %% ../../nbs/80_run_view.ipynb #b837bf74
 def plot_run(
     run:str|Path, # the run's folder
 ): # a matplotlib axis, one of those of the picture
@@ -157,7 +156,7 @@ def plot_run(
     fig.suptitle(title, fontsize=11, x=0.01, ha='left')
     return axes['loss']
 
-# %% ../../nbs/80_run_view.ipynb #3289e13b
+# %% ../../nbs/80_run_view.ipynb #49756d8f
 def _notices_html(reader, n=5):
     "The last notices, those of guards in red"
     rows = []
@@ -179,7 +178,7 @@ def _memory_html(bars):
         f'{svg(860, 80, svg_bars(bars, top=4))}<div style="margin-left:8px">{legend_html(bars)}</div>'
     )
 
-# %% ../../nbs/80_run_view.ipynb #ac9f1ef1
+# %% ../../nbs/80_run_view.ipynb #03884406
 def run_html(
     reader:RunReader,
     state:str='', # of the run, e.g. 'running'
@@ -199,7 +198,7 @@ def run_html(
     ]
     return f'<div style="{PAGE_STYLE}">{"".join(parts)}</div>'
 
-# %% ../../nbs/80_run_view.ipynb #16cafdf5
+# %% ../../nbs/80_run_view.ipynb #db8ada5f
 # command: (the button's name, its icon)
 BUTTONS = {
     'pause': ('Pause', 'pause'),
@@ -255,14 +254,14 @@ class RunView:
         self.poll_thread.stop()
         self.box.close()
 
-# %% ../../nbs/80_run_view.ipynb #b5b4029e
+# %% ../../nbs/80_run_view.ipynb #38eef526
 def widgets_available()->bool:
     "Whether widgets would live here: they are installed, and there is a kernel to talk to"
     ipython = optional('IPython')
     shell = ipython and ipython.get_ipython()
     return bool(optional('ipywidgets') and getattr(shell, 'kernel', None))
 
-# %% ../../nbs/80_run_view.ipynb #c6284f21
+# %% ../../nbs/80_run_view.ipynb #51583a5c
 # folder: the view that follows it, so that a cell that is run again replaces its own
 OPEN_VIEWS = {}
 

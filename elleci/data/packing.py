@@ -455,9 +455,9 @@ class PackedStream:
         state:list, # from `state`, here or in another process
     ):
         "Resume from a state"
-        *start, self.num_rows = state
+        self.num_rows = state[3]
         self.window_starts = []
-        self.next_start = WindowStart(*start)
+        self.next_start = WindowStart(*state[:3])
         self._seek(self.next_start.row)
 
     @property
@@ -513,7 +513,7 @@ class PackedStream:
 
     def position(self, k):
         "The `Position` of the window being read, whatever row is asked for"
-        _, epoch, document, _ = self.state
+        epoch, document = self.state[1:3]
         return Position(self.seed, epoch, document)
 
     def epoch_restart(self, k):

@@ -20,20 +20,8 @@ from ..core import GiB, Range, UserError, NumWorkers, atomic_write, validate_ran
 from ..core import require
 from ..command_line import run_command
 from .sources import Document, SourceSpec, iter_documents, train_tokenizer_on, parse_spec
-from elleci.data.tokenizer import (
-    BOS,
-    EOT,
-    IM_END,
-    IM_START,
-    SPECIAL_TOKENS,
-    VocabSize,
-    chatml,
-    chunk_text,
-    load_tokenizer,
-    text_chunk_length,
-    round_vocab,
-    save_tokenizer,
-)
+from .tokenizer import BOS, EOT, IM_END, IM_START, SPECIAL_TOKENS, VocabSize, chatml, chunk_text
+from .tokenizer import load_tokenizer, text_chunk_length, round_vocab, save_tokenizer
 from ..files import SEAL, decode_sealed, read_limited, sealed_json
 
 # %% ../../nbs/72_pretokenize.ipynb #d95ea597
@@ -799,7 +787,7 @@ def _load_requested_tokenizer(path, vocab_size):
 @validate_ranges
 def elleci_pretokenize(
     data:str, # a file or folder of .txt, .md, .jsonl, .parquet; embedded:english; hub:NAME?config=…&field=…
-    out:str,  # folder for the shards; one that holds some is gone on with
+    out:str,  # folder for the shards; what is finished there stays
     tokenizer:str|None=None, # a tokenizer.json, e.g. a run's; default: that of out, else one trained on data
     vocab_size:VocabSize|None=None, # entries of a tokenizer that is trained, the model's V; default: 32,128
     num_workers:NumWorkers|None=None, # processes; default: one per core, which is also the most

@@ -13,19 +13,16 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from ..core import UserError, autocast_device
 from ..layers.aux_losses import collect_aux_losses
-from ..core import UserError
-from ..layers.aux_losses import collect_aux_losses
 from ..config import ModelConfig, TrainConfig
 from ..annotate import layer_scope
 from .offload import PLACEMENTS, FlatBuffer, HostMemory, TransferStream, ActivationStore
+from .offload import ParameterOffload
 from .accumulate import GradAccumStep, autocast, check_labels, count_labels, eval_mode
 from .accumulate import fp32_gradients, nonfinite_grads, step_result, weight_aux_losses
 from .checks import StepRNG, check_block, params_by_unit, units
-from .offload import PLACEMENTS, ActivationStore, ParameterOffload, TransferStream
 from ..layers.ffn import BitLinear, cache_ternary_weights
 from ..documents import IGNORE_INDEX
 from ..model import Elleci, token_loss
-from ..annotate import layer_scope
 
 
 # %% ../../nbs/61_layer_major.ipynb #e468582a

@@ -123,8 +123,8 @@ def _chunk_doc_ids(
     doc_ids:Tensor|None, # (b, T) document ids; None: one document
     span:tuple[int, int, int],
     device:torch.device,
-)->tuple[Tensor, Tensor]: # (b or 1, n or 1, Q) within the chunks; (b or 1, n+1) before each and after the last
-    "Document ids of a block"
+)->tuple[Tensor, Tensor]: # (b, n, Q) inside the chunks; (b, n+1) before each and after the last
+    "Document ids of a block; where there is one document, one row serves all"
     start, stop, Q = span
     if doc_ids is None:
         inside = torch.zeros(1, 1, Q, dtype=torch.long, device=device)
@@ -289,9 +289,10 @@ def _head_backward(
     dlast:Tensor,  # (b, N, P) gradient of the state after the block
     L:Tensor, M:Tensor, dM:Tensor, # (b·n, Q, Q) scratch
     dx:Tensor,     # (b·n, Q, P) filled, but for the skip connection
-)->tuple[Tensor, Tensor, Tensor, Tensor]: # gradients of d.row, of log(dt), of D, of the state before the block
+)->tuple[Tensor, Tensor, Tensor, Tensor]: # gradients of d.row, log(dt), D, and the state before
     "One head in one block; gradients are (b·n, Q) float64, (b·n, Q) float64, () and (b, N, P)"
-    # A decay's gradient is that of its logarithm: row sums less column sums of dM∘M, in float64 since they cancel.
+    # A decay's gradient is that of its logarithm: row sums less column sums of dM∘M. They nearly cancel,
+    # so they are taken in float64.
     b, N, P = dlast.shape
     between, enter, leave = d.between[h], d.enter[h], d.leave[h]
     # The scan of states, backwards: through what is read of each, and from state to state.

@@ -6,7 +6,7 @@
 __all__ = ['CARDS', 'COLOURS', 'parse_bytes', 'card_bytes', 'parameter_shapes', 'parameter_counts', 'block_activation_bytes',
            'checkpointed_activation_bytes', 'head_activation_bytes', 'phase_peaks', 'ledger', 'draw_breakdown']
 
-# %% ../../nbs/10_ledger.ipynb #7161b75b
+# %% ../../nbs/10_ledger.ipynb #f9f0081e
 import math, re
 from decimal import Decimal
 from ..core import GiB, KiB, MiB, UserError
@@ -59,22 +59,19 @@ def parse_bytes(
 
 # %% ../../nbs/10_ledger.ipynb #55bbf89b
 CARDS = {
-    name: n * GiB
-    for name, n in {
-        'gtx-1650': 4,
-        'rtx-3060': 12,
-        'rtx-4060': 8,
-        'rtx-4060-ti-16': 16,
-        'rtx-4070': 12,
-        'rtx-3090': 24,
-        'rtx-4090': 24,
-        'rtx-5090': 32,
-        'l40s': 48,
-        'a100-40': 40,
-        'a100-80': 80,
-        'h100': 80,
-        'h200': 141,
-    }.items()
+    'gtx-1650': 4*GiB,
+    'rtx-3060': 12*GiB,
+    'rtx-4060': 8*GiB,
+    'rtx-4060-ti-16': 16*GiB,
+    'rtx-4070': 12*GiB,
+    'rtx-3090': 24*GiB,
+    'rtx-4090': 24*GiB,
+    'rtx-5090': 32*GiB,
+    'l40s': 48*GiB,
+    'a100-40': 40*GiB,
+    'a100-80': 80*GiB,
+    'h100': 80*GiB,
+    'h200': 141*GiB,
 }
 
 # %% ../../nbs/10_ledger.ipynb #00809982
@@ -84,7 +81,7 @@ def card_bytes(
     "The memory of a card; raises `UserError` for one that is not in the table"
     name = re.sub(r'[\s_-]+', '-', str(name_or_size).strip().lower())
     if name in CARDS: return CARDS[name]
-    # '3060': the maker's prefix is missing
+    # Somebody may have left out the maker's prefix: '3060'.
     meant = [c for c in CARDS if re.fullmatch(f'[a-z]+-{re.escape(name)}(-.*)?', c)]
     if meant:
         raise UserError(
@@ -157,15 +154,18 @@ def parameter_counts(
     model:ModelConfig,
 )->dict: # part: number of parameters; tied matrices count once
     "Parameters by part of the model"
-    mixers = {'M': 'Mamba-2', 'A': 'MLA', 'E': 'eigenstates'}
-    parts = {mixers[m]: 0 for m in sorted(set(model.mixers), reverse=True)} | dict.fromkeys(
-        ('SwiGLU', 'norms', 'embedding and head'), 0
-    )
+    mixer_names = {'M': 'Mamba-2', 'A': 'MLA', 'E': 'eigenstates'}
+    parts = [mixer_names[m] for m in sorted(set(model.mixers), reverse=True)]
+    counts = dict.fromkeys([*parts, 'SwiGLU', 'norms', 'embedding and head'], 0)
     for name, shape in parameter_shapes(model).items():
-        if '.mixer.' in name: part = mixers[model.mixers[int(name.split('.')[1])]]
-        else: part = 'SwiGLU' if '.ffn.' in name else 'norms' if 'norm' in name else 'embedding and head'
-        parts[part] += math.prod(shape)
-    return parts
+        if '.mixer.' in name:
+            block = int(name.split('.')[1])
+            part = mixer_names[model.mixers[block]]
+        elif '.ffn.' in name: part = 'SwiGLU'
+        elif 'norm' in name: part = 'norms'
+        else: part = 'embedding and head'
+        counts[part] += math.prod(shape)
+    return counts
 
 # %% ../../nbs/10_ledger.ipynb #c098146e
 def weight_sizes(
@@ -173,22 +173,25 @@ def weight_sizes(
     train:TrainConfig, # its precision
 )->list: # bytes of each parameter tensor
     "fp32 in either precision; with 'bf16-weights' the matrices in bf16"
-    half = train.precision == 'bf16-weights'
-    return [
-        math.prod(s) * (2 if half and len(s) == 2 and k.endswith('.weight') else 4)
-        for k, s in parameter_shapes(model).items()
-    ]
+    sizes = []
+    for name, shape in parameter_shapes(model).items():
+        is_matrix = len(shape) == 2 and name.endswith('.weight')
+        itemsize = 2 if is_matrix and train.precision == 'bf16-weights' else 4
+        sizes.append(itemsize*math.prod(shape))
+    return sizes
 
 # %% ../../nbs/10_ledger.ipynb #b339c5d3
 def state_sizes(
     numbers:list,  # in each parameter tensor
     optimizer:str, # 'lion', 'lion8' or 'adamw'
 )->list: # bytes of each tensor of the optimizer's state
-    "One momentum (Chen et al. 2023, alg. 2), in fp32 or in blocks of 8 bits, or two moments and a counter (Loshchilov and Hutter 2019, alg. 2)"
+    """One momentum (Chen et al. 2023, alg. 2), in fp32 or in 8 bits with a scale for each 256 numbers;
+    for AdamW two moments and a counter (Loshchilov and Hutter 2019, alg. 2)."""
     if optimizer == 'lion8': return [b for n in numbers for b in (n, 4*-(-n//256))]
-    return [4 * n for n in numbers] * (1 if optimizer == 'lion' else 2) + (
-        [] if optimizer == 'lion' else [4] * len(numbers)
-    )
+    momentum = [4*n for n in numbers]
+    if optimizer == 'lion': return momentum
+    counters = [4]*len(numbers)
+    return momentum*2 + counters
 
 # %% ../../nbs/10_ledger.ipynb #7ff20f49
 def _norm(
@@ -210,10 +213,14 @@ def _linear(
     fuses_norm:bool=False, # it takes the norm in front of it
 )->dict: # tensor: bytes
     "Kept by a linear layer"
-    if c.ternary: return {'scale': 4} | ({} if fuses_norm else {'int8 input': n*d_in, 'scales': 4*n})
-    return ({} if input_saved_elsewhere else {'input': s * n * d_in}) | (
-        {'bf16 weight': 2 * d_in * d_out} if s == 2 else {}
-    )
+    saved = {}
+    if c.ternary:
+        saved['scale'] = 4
+        if not fuses_norm: saved |= {'int8 input': n*d_in, 'scales': 4*n}
+        return saved
+    if not input_saved_elsewhere: saved['input'] = s*n*d_in
+    if s == 2: saved['bf16 weight'] = 2*d_in*d_out
+    return saved
 
 # %% ../../nbs/10_ledger.ipynb #6f3bec79
 def _without_autocast_copies(
@@ -221,8 +228,9 @@ def _without_autocast_copies(
     train:TrainConfig, # its precision
 )->dict: # the same, without what autocast alone makes
     "What is kept with the weights as they are stored"
-    stored = train.precision == 'bf16-weights'
-    return {k: v for k, v in saved.items() if not (stored and k.endswith(('bf16 weight', 'kv_down: input')))}
+    if train.precision != 'bf16-weights': return saved
+    made_by_autocast = 'bf16 weight', 'kv_down: input'
+    return {name: size for name, size in saved.items() if not name.endswith(made_by_autocast)}
 
 # %% ../../nbs/10_ledger.ipynb #b849c99a
 def _prefixed(
@@ -239,10 +247,9 @@ def _swiglu(
     n:int, # rows
 )->dict: # tensor: bytes
     "Kept by a SwiGLU (Shazeer 2020, eq. 6)"
-    ends = _prefixed('gate_up', _linear(c, s, n, c.d_model, 2 * c.d_ff, fuses_norm=True)) | _prefixed(
-        'down', _linear(c, s, n, c.d_ff, c.d_model)
-    )
-    return ends | {'gate and up': s*n*2*c.d_ff}
+    gate_up = _linear(c, s, n, c.d_model, 2*c.d_ff, fuses_norm=True)
+    down = _linear(c, s, n, c.d_ff, c.d_model)
+    return _prefixed('gate_up', gate_up) | _prefixed('down', down) | {'gate and up': s*n*2*c.d_ff}
 
 # %% ../../nbs/10_ledger.ipynb #f93fe8f3
 def _mla(
@@ -256,26 +263,30 @@ def _mla(
     H = c.n_attn_heads
     r = c.kv_lora_rank
     rope = c.qk_rope_head_dim
-    key, v = c.qk_nope_head_dim + rope, c.v_head_dim
-    # a view of all of kv_down's output
+    key = c.qk_nope_head_dim + rope
+    v = c.v_head_dim
+    q_proj = _linear(c, s, n, c.d_model, H*key, fuses_norm=True)
+    kv_down = _linear(c, s, n, c.d_model, r + rope, input_saved_elsewhere=s == 4, fuses_norm=True)
+    # A ternary q_proj and kv_down each take the norm in front of them for themselves.
+    if c.ternary: kv_down['inverse rms'] = 4*n
+    # The latent is a view of all that kv_down gives, so the norm keeps that.
     latent = {'input': s*n*(r + rope), 'inverse rms': 4*n}
-    # each takes the norm for itself
-    twice = {'kv_down: inverse rms': 4*n} if c.ternary else {}
+    kv_up = _linear(c, s, n, r, H*(c.qk_nope_head_dim + v))
+    # Values narrower than keys are padded; cutting the padding off makes a copy.
+    o_proj = _linear(c, s, n, H*v, c.d_model, input_saved_elsewhere=v >= key)
+    parts = [f'{part} of the {x} angle' for part in ('cosine', 'sine') for x in ('query', 'key')]
+    angles = dict.fromkeys(parts, 4*n*rope//2)
+    attention = {x: s*n*H*max(key, v) for x in ('queries', 'keys', 'values', 'output')}
     return (
-        _prefixed('q_proj', _linear(c, s, n, c.d_model, H * key, fuses_norm=True))
-        | _prefixed('kv_down', _linear(c, s, n, c.d_model, r + rope, s == 4, True))
-        | twice
-        | {
-            f'{part} of the {x} angle': 4 * n * rope // 2
-            for part in ('cosine', 'sine')
-            for x in ('query', 'key')
-        }
+        _prefixed('q_proj', q_proj)
+        | _prefixed('kv_down', kv_down)
+        | angles
         | _prefixed('latent', latent)
-        | _prefixed('kv_up', _linear(c, s, n, r, H * (c.qk_nope_head_dim + v)))
-        | {'mask': s * B * T * T}
-        | {x: s * n * H * max(key, v) for x in ('queries', 'keys', 'values', 'output')}
-        | {'log-sum-exp': 4 * n * H}
-        | _prefixed('o_proj', _linear(c, s, n, H * v, c.d_model, input_saved_elsewhere=v >= key))
+        | _prefixed('kv_up', kv_up)
+        | {'mask': s*B*T*T}
+        | attention
+        | {'log-sum-exp': 4*n*H}
+        | _prefixed('o_proj', o_proj)
     )
 
 # %% ../../nbs/10_ledger.ipynb #9138c19a
@@ -290,7 +301,7 @@ def _mamba(
     d = c.d_inner
     H = c.n_ssm_heads
     width = c.d_inner + c.conv_dim + c.n_ssm_heads
-    # shorter chunks, as kernels take for fp32, keep more
+    # A kernel that takes shorter chunks, as for fp32, keeps more.
     states = B*-(-T//min(c.chunk_size, T))*d*c.d_state
     scan = {
         'x, B, C': s * n * c.conv_dim,
@@ -325,12 +336,20 @@ def _eigenstate(
     )
 
 # %% ../../nbs/10_ledger.ipynb #1682cbbe
-# bytes of a number that matmuls work in
-def matmul_itemsize(train): return 4 if train.precision == 'fp32' else 2
-# of one in the residual stream
-def residual_itemsize(train): return 2 if train.precision == 'bf16-weights' else 4
+def matmul_itemsize(
+    train:TrainConfig, # its precision
+)->int: # bytes
+    "Of a number that matmuls work in"
+    return 4 if train.precision == 'fp32' else 2
 
 # %% ../../nbs/10_ledger.ipynb #b494b853
+def residual_itemsize(
+    train:TrainConfig, # its precision
+)->int: # bytes
+    "Of a number in the residual stream"
+    return 2 if train.precision == 'bf16-weights' else 4
+
+# %% ../../nbs/10_ledger.ipynb #842e1acb
 def block_activation_bytes(
     model:ModelConfig,
     mixer:str,         # 'M', 'A' or 'E'
@@ -340,14 +359,15 @@ def block_activation_bytes(
     if mixer not in ('M', 'A', 'E'):
         raise UserError(f"mixer is {mixer!r}: give 'M' (Mamba-2), 'A' (attention) or 'E' (eigenstates).")
     s, B, T = matmul_itemsize(train), train.batch_size, train.seq_len
-    n, D, r = B*T, model.d_model, residual_itemsize(train)
-    return _without_autocast_copies(
-        _prefixed('mixer_norm', _norm(n, D, r))
-        | _prefixed('mixer', {'M': _mamba, 'A': _mla, 'E': _eigenstate}[mixer](model, s, B, T))
-        | _prefixed('ffn_norm', _norm(n, D, r))
-        | _prefixed('ffn', _swiglu(model, s, n)),
-        train,
+    norm = _norm(B*T, model.d_model, residual_itemsize(train))
+    saved_by_mixer = {'M': _mamba, 'A': _mla, 'E': _eigenstate}[mixer]
+    saved = (
+        _prefixed('mixer_norm', norm)
+        | _prefixed('mixer', saved_by_mixer(model, s, B, T))
+        | _prefixed('ffn_norm', norm)
+        | _prefixed('ffn', _swiglu(model, s, B*T))
     )
+    return _without_autocast_copies(saved, train)
 
 # %% ../../nbs/10_ledger.ipynb #92ae8563
 def _matmul_outputs(
@@ -360,25 +380,23 @@ def _matmul_outputs(
     "Results of a block's products"
     n = B*T
     H = c.n_attn_heads
-    d = c.d_inner
-    r = c.kv_lora_rank
     key = c.qk_nope_head_dim + c.qk_rope_head_dim
-    widths = {
-        'M': dict(in_proj=d + c.conv_dim + c.n_ssm_heads, y=d),
-        'E': dict(in_proj=4 * c.n_eigenstates),
-        'A': dict(
-            q_proj=H * key,
-            kv_down=r + c.qk_rope_head_dim,
-            kv_up=H * (c.qk_nope_head_dim + c.v_head_dim),
-            output=H * max(key, c.v_head_dim),
-        ),
-    }[mixer]
-    beside = {'M': lambda: {'states': _mamba(c, s, B, T)['states'], 'final state': 4*B*d*c.d_state},
-              'A': lambda: {'log-sum-exp': 4*n*H}, 'E': dict}[mixer]()
-    return {
-        k: s * n * width
-        for k, width in (widths | {'out': c.d_model, 'gate_up': 2 * c.d_ff, 'down': c.d_model}).items()
-    } | beside
+    if mixer == 'M':
+        widths = dict(in_proj=c.d_inner + c.conv_dim + c.n_ssm_heads, y=c.d_inner)
+        beside = {'states': _mamba(c, s, B, T)['states'], 'final state': 4*B*c.d_inner*c.d_state}
+    elif mixer == 'E':
+        widths = dict(in_proj=4*c.n_eigenstates)
+        beside = {}
+    else:
+        widths = dict(
+            q_proj=H*key,
+            kv_down=c.kv_lora_rank + c.qk_rope_head_dim,
+            kv_up=H*(c.qk_nope_head_dim + c.v_head_dim),
+            output=H*max(key, c.v_head_dim),
+        )
+        beside = {'log-sum-exp': 4*n*H}
+    widths |= {'out': c.d_model, 'gate_up': 2*c.d_ff, 'down': c.d_model}
+    return {name: s*n*width for name, width in widths.items()} | beside
 
 # %% ../../nbs/10_ledger.ipynb #220377d3
 def checkpointed_activation_bytes(
@@ -388,11 +406,12 @@ def checkpointed_activation_bytes(
 )->dict: # tensor: bytes, one entry for each storage
     "What a block keeps on the card until it is computed again; everything where it is not"
     if train.checkpointing == 'none': return block_activation_bytes(model, mixer, train)
-    s, B, T = matmul_itemsize(train), train.batch_size, train.seq_len
     if train.checkpointing == 'offload': return {}
-    return {'input': residual_itemsize(train) * B * T * model.d_model} | (
-        _matmul_outputs(model, mixer, s, B, T) if train.checkpointing == 'selective' else {}
-    )
+    B, T = train.batch_size, train.seq_len
+    saved = {'input': residual_itemsize(train)*B*T*model.d_model}
+    if train.checkpointing == 'selective':
+        saved |= _matmul_outputs(model, mixer, matmul_itemsize(train), B, T)
+    return saved
 
 # %% ../../nbs/10_ledger.ipynb #bb14c324
 def head_activation_bytes(
@@ -411,17 +430,25 @@ def _has_weight_decay(
     return bool(re.search(r'(proj|kv_down|kv_up|gate_up|down|head)\.weight$', name))
 
 # %% ../../nbs/10_ledger.ipynb #fef97c6f
+def _linear_shapes(
+    model:ModelConfig,
+)->list: # of shapes
+    "The weights of the linear layers of the blocks"
+    shapes = parameter_shapes(model).items()
+    return [shape for name, shape in shapes if _has_weight_decay(name) and name != 'head.weight']
+
+# %% ../../nbs/10_ledger.ipynb #2bcff203
 def _update_temporaries(
     model:ModelConfig,
     train:TrainConfig,
 )->list: # bytes
     "Temporaries of an optimizer step"
-    sizes = {True: [], False: []}
-    for name, shape in parameter_shapes(model).items():
-        sizes[_has_weight_decay(name)].append(4*math.prod(shape))
     if train.optimizer == 'lion8': return []
-    if train.optimizer == 'lion': return [max(map(max, sizes.values()))]*2
-    return max(sizes.values(), key=sum)
+    sizes = {name: 4*math.prod(shape) for name, shape in parameter_shapes(model).items()}
+    if train.optimizer == 'lion': return [max(sizes.values())]*2
+    decayed = [size for name, size in sizes.items() if _has_weight_decay(name)]
+    others = [size for name, size in sizes.items() if not _has_weight_decay(name)]
+    return max(decayed, others, key=sum)
 
 # %% ../../nbs/10_ledger.ipynb #a0657db0
 def _loss_workspace(
@@ -440,20 +467,12 @@ def _temporaries(
     model:ModelConfig,
     train:TrainConfig,
 )->dict: # phase: list of bytes
-    "The largest short-lived tensors that have a name; what comes and goes inside a layer is left to the dry run"
-    cached = [
-        2 * math.prod(n)
-        for k, n in parameter_shapes(model).items()
-        if _has_weight_decay(k) and k != 'head.weight'
-    ]
-    cached = (
-        cached if train.precision == 'bf16' and not model.ternary and train.checkpointing != 'none' else []
-    )
-    return {
-        'forward': [_loss_workspace(model, train)] + cached,
-        'backward': [],
-        'optimizer': _update_temporaries(model, train),
-    }
+    "The largest short-lived tensors that have a name; others are left to the dry run"
+    forward = [_loss_workspace(model, train)]
+    if train.precision == 'bf16' and not model.ternary and train.checkpointing != 'none':
+        # Autocast keeps its copy of each weight until the forward is over.
+        forward += [2*math.prod(shape) for shape in _linear_shapes(model)]
+    return {'forward': forward, 'backward': [], 'optimizer': _update_temporaries(model, train)}
 
 # %% ../../nbs/10_ledger.ipynb #918ce46a
 def _rounding(
@@ -467,69 +486,69 @@ def _rounding(
 def _activations(
     model:ModelConfig,
     train:TrainConfig,
-)->tuple: # bytes of the tensors at the end of the forward; and while a block is recomputed (None without checkpointing)
+)->tuple: # lists of bytes: at the end of the forward; while a block is recomputed (None if none is)
     "All that the blocks and the last norm keep"
-    n, D = train.batch_size*train.seq_len, model.d_model
-    blocks, less = (
-        {x: list(f(model, x, train).values()) for x in set(model.mixers)}
-        for f in (block_activation_bytes, checkpointed_activation_bytes)
-    )
-    last, ends = list(_norm(n, D, residual_itemsize(train)).values()), [less[x] for x in model.mixers]
-    if train.checkpointing == 'none': return sum((blocks[x] for x in model.mixers), []) + last, None
-    return sum(ends, []) + last, max(
-        (sum(ends[:i], []) + blocks[x] for i, x in enumerate(model.mixers)), key=sum
-    )
+    n = train.batch_size*train.seq_len
+    last_norm = list(_norm(n, model.d_model, residual_itemsize(train)).values())
+    kinds = set(model.mixers)
+    kept = {m: list(checkpointed_activation_bytes(model, m, train).values()) for m in kinds}
+    whole = {m: list(block_activation_bytes(model, m, train).values()) for m in kinds}
+    end_of_forward = sum((kept[m] for m in model.mixers), []) + last_norm
+    if train.checkpointing == 'none': return end_of_forward, None
+    recomputing = []
+    for i, mixer in enumerate(model.mixers):
+        below = sum((kept[m] for m in model.mixers[:i]), [])
+        recomputing.append(below + whole[mixer])
+    return end_of_forward, max(recomputing, key=sum)
 
 # %% ../../nbs/10_ledger.ipynb #461095a1
 def _ternary_copies(
     model:ModelConfig,
 )->list: # bytes
     "Ternary weights in a byte each, and their scales, as a step keeps them until its update"
-    return [
-        b
-        for k, n in parameter_shapes(model).items()
-        if _has_weight_decay(k) and k != 'head.weight' and model.ternary
-        for b in (math.prod(n), 4)
-    ]
+    if not model.ternary: return []
+    return [size for shape in _linear_shapes(model) for size in (math.prod(shape), 4)]
 
 # %% ../../nbs/10_ledger.ipynb #688238df
 def _critical_moments(
     model:ModelConfig,
     train:TrainConfig,
-    first:bool, # the first step, before there is a state
+    first_step:bool, # before the optimizer has a state
 )->list: # of (phase, category: list of bytes)
     "What is alive, tensor by tensor, at each moment that may be the worst of its phase"
     weights = weight_sizes(model, train)
+    numbers = [math.prod(shape) for shape in parameter_shapes(model).values()]
+    gradients = [4*n for n in numbers]
+    state = state_sizes(numbers, train.optimizer)
     temporaries = _temporaries(model, train)
-    numbers = [math.prod(s) for s in parameter_shapes(model).values()]
-    state, grads = state_sizes(numbers, train.optimizer), [4*n for n in numbers]
-    # tokens, labels, document numbers
+    # A micro-batch is tokens, labels and document numbers, in int64.
     inputs = [8*train.batch_size*train.seq_len]*3*train.grad_accum_steps
-    early = dict(
-        weights=weights + _ternary_copies(model),
-        gradients=grads if train.grad_accum_steps > 1 else [],
-        optimizer=[] if first else state,
-        inputs=inputs,
-    )
-    full, again = _activations(model, train)
-    seam = early | {
-        'activations': full,
+    before_update = {
+        'weights': weights + _ternary_copies(model),
+        # Those of the micro-batches before.
+        'gradients': gradients if train.grad_accum_steps > 1 else [],
+        'optimizer': [] if first_step else state,
+        'inputs': inputs,
+    }
+    end_of_forward, recomputing = _activations(model, train)
+    at_loss = before_update | {
+        'activations': end_of_forward,
         'logits and loss': list(head_activation_bytes(model, train).values()),
     }
-    moments = [(p, seam | {'temporaries': temporaries[p]}) for p in ('forward', 'backward')]
-    if again: moments.append(('backward', early | {'activations': again}))
-    moments.append(('backward', early | {'gradients': grads}))
-    after = dict(weights=weights, optimizer=state, inputs=inputs)
-    updating = after | dict(gradients=grads, temporaries=temporaries['optimizer'])
-    return moments + [('optimizer', updating), ('zero_grad', after)]
+    moments = [(phase, at_loss | {'temporaries': temporaries[phase]}) for phase in ('forward', 'backward')]
+    if recomputing: moments.append(('backward', before_update | {'activations': recomputing}))
+    moments.append(('backward', before_update | {'gradients': gradients}))
+    after_update = {'weights': weights, 'optimizer': state, 'inputs': inputs}
+    update = after_update | {'gradients': gradients, 'temporaries': temporaries['optimizer']}
+    return [*moments, ('optimizer', update), ('zero_grad', after_update)]
 
 # %% ../../nbs/10_ledger.ipynb #6fb4e13c
 def _moment_bytes(
     model:ModelConfig,
     train:TrainConfig,
-    first:bool,     # the first step
-    workspaces:int, # bytes, measured
-    context:int,    # bytes, measured
+    first_step:bool, # before the optimizer has a state
+    workspaces:int,  # bytes, measured
+    context:int,     # bytes, measured
 )->list: # of (phase, category: bytes)
     "The moments added up, rounding and the measured constants with them"
     if not isinstance(model, ModelConfig) or not isinstance(train, TrainConfig):
@@ -539,36 +558,34 @@ def _moment_bytes(
         )
     if train.engine != 'grad_accum':
         raise UserError(
-            f'engine is {train.engine!r}: the closed forms are of the ordinary step; '
-            'ask `elleci.planning.account.account`, which rehearses this one.'
+            f"engine is {train.engine!r}, and the closed forms are of 'grad_accum': "
+            'use `elleci.planning.account.account`, which rehearses this one.'
         )
-    fixed = dict(workspaces=workspaces, context=context)
-    for name, n in fixed.items():
+    measured = dict(workspaces=workspaces, context=context)
+    for name, n in measured.items():
         if not isinstance(n, int) or isinstance(n, bool) or n < 0:
             raise UserError(f'{name} is {n!r}: give whole bytes, 0 or more.')
-    return [
-        (
-            phase,
-            {c: sum(alive.get(c, ())) for c in CATEGORIES}
-            | fixed
-            | {'rounding': _rounding(sum(alive.values(), []))},
-        )
-        for phase, alive in _critical_moments(model, train, first)
-    ]
+    moments = []
+    for phase, alive in _critical_moments(model, train, first_step):
+        row = {c: sum(alive.get(c, ())) for c in CATEGORIES} | measured
+        row['rounding'] = _rounding(sum(alive.values(), []))
+        moments.append((phase, row))
+    return moments
 
 # %% ../../nbs/10_ledger.ipynb #560be21a
 def phase_peaks(
     model:ModelConfig,
     train:TrainConfig,
-    first:bool=False, # the first step: the optimizer's state appears at its end
+    first_step:bool=False, # the optimizer's state appears at its end
     workspaces:int=0, # bytes that cuBLAS and its like take, measured
     context:int=0,    # bytes of the driver's context and of loaded kernels, measured
 )->dict: # 'forward', 'backward', 'optimizer', 'zero_grad': category: bytes
     "What is alive at the worst moment of each phase of a step; in `zero_grad`, what remains after it"
-    rows = {}
-    for phase, row in _moment_bytes(model, train, first, workspaces, context):
-        if sum(row.values()) > sum(rows.get(phase, {}).values()): rows[phase] = row
-    return rows
+    peaks = {}
+    for phase, row in _moment_bytes(model, train, first_step, workspaces, context):
+        highest = peaks.get(phase, {})
+        if sum(row.values()) > sum(highest.values()): peaks[phase] = row
+    return peaks
 
 # %% ../../nbs/10_ledger.ipynb #a7c414bc
 def ledger(
@@ -577,48 +594,43 @@ def ledger(
     workspaces:int=0, # bytes, measured
     context:int=0,    # bytes, measured
 )->dict: # category: bytes
-    "Each category at its fullest; they need not be so at one time, so the peak is the largest of `phase_peaks`, and at most this sum"
+    "Each category at its fullest; not all are so at one time, so the peak is at most this sum (`phase_peaks`)"
     rows = _moment_bytes(model, train, False, workspaces, context)
     return {c: max(row[c] for _, row in rows) for c in CATEGORIES}
 
 # %% ../../nbs/10_ledger.ipynb #dd3537c3
-COLOURS = dict(
-    zip(
-        CATEGORIES,
-        (
-            '#4477aa',
-            '#66ccee',
-            '#228833',
-            '#ddddaa',
-            '#ee6677',
-            '#ccbb44',
-            '#aa3377',
-            '#bbbbbb',
-            '#777777',
-            '#333333',
-        ),
-    )
-)
+COLOURS = {
+    'weights': '#4477aa',
+    'gradients': '#66ccee',
+    'optimizer': '#228833',
+    'inputs': '#ddddaa',
+    'activations': '#ee6677',
+    'logits and loss': '#ccbb44',
+    'temporaries': '#aa3377',
+    'rounding': '#bbbbbb',
+    'workspaces': '#777777',
+    'context': '#333333',
+}
 
 # %% ../../nbs/10_ledger.ipynb #b0563b4f
 def draw_breakdown(
-    bars:dict, # label: (category: bytes), a bar for each, from top to bottom; what is below 1/1000 is left out
+    bars:dict, # label: (category: bytes), a bar for each, from top to bottom
     limit:int|None=None, # bytes, drawn as a line
     title:str='',
 ): # a matplotlib axis
-    "Stacked horizontal bars against a card's limit"
+    "Stacked horizontal bars against a card's limit; a category below 1/1000 of the longest bar is left out"
+    longest = max((sum(row.values()) for row in bars.values()), default=0)
     if not any(row.get(c) for row in bars.values() for c in CATEGORIES):
         raise UserError(f'Bars for {list(bars)} hold no bytes: give a label and a `ledger` for each.')
     if not isinstance(limit, int | float | None):
         raise UserError(f'limit is {limit!r}: give bytes, as from `card_bytes`.')
     ax = figure('GiB', '', title, size=(7, max(.9 + .27*len(bars), 2.2)))
-    done = dict.fromkeys(bars, 0.)
+    ends = [0.]*len(bars)       # how far each bar is drawn
     for c in CATEGORIES:
         widths = [row.get(c, 0)/GiB for row in bars.values()]
-        # too thin to see
-        if max(widths) < 1e-3*max(sum(row.values()) for row in bars.values())/GiB: continue
-        ax.barh(list(bars), widths, left=list(done.values()), color=COLOURS[c], label=c, height=.7)
-        done = {k: d + w for (k, d), w in zip(done.items(), widths)}
+        if max(widths) < 1e-3*longest/GiB: continue
+        ax.barh(list(bars), widths, left=ends, color=COLOURS[c], label=c, height=.7)
+        ends = [end + width for end, width in zip(ends, widths)]
     if limit is not None:
         ax.axvline(limit/GiB, color='crimson', lw=1.5, ls='--', label=f'limit, {limit/GiB:.4g} GiB')
     ax.invert_yaxis()

@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from ..core import KiB, MiB, UserError, fmt_bytes, available_memory, memory_in_use, optional, pick_device
+from ..core import KiB, MiB, UserError, fmt_bytes, available_memory, memory_in_use, optional
+from ..core import pick_device
 from .trace import gc_disabled
-from ..core import KiB, MiB, UserError, fmt_bytes, available_memory, memory_in_use, optional, pick_device
 
 
 # %% ../../nbs/13_measure.ipynb #7392f722

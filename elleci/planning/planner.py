@@ -17,7 +17,7 @@ from ..memory.ledger import parameter_shapes, phase_peaks, residual_itemsize
 from .step_time import MACHINES, step_time
 from .account import account, alternatives, resolve_placement
 
-# %% ../../nbs/65_planner.ipynb #ac1f425c
+# %% ../../nbs/65_planner.ipynb #5b2b8b88
 def params_by_unit(
     model:ModelConfig,
 )->dict: # 'embedding', 'blocks.0', …, 'head': numbers; a tied head has its norm alone
@@ -30,7 +30,7 @@ def params_by_unit(
         counts[unit] = counts.get(unit, 0) + math.prod(shape)
     return counts
 
-# %% ../../nbs/65_planner.ipynb #3c5af819
+# %% ../../nbs/65_planner.ipynb #9ca98531
 # bytes of temporaries for each number that is updated
 UPDATE_BYTES_PER_PARAM = {'lion': 8, 'adamw': 4, 'lion8': 0}
 # micro-batches whose inputs and gradients are on the card at one time, where they wait in host memory
@@ -51,9 +51,9 @@ def _swiglu_backward_bytes(
     if model.ternary: product -= n*F
     return max(last_matrix, product)
 
-# %% ../../nbs/65_planner.ipynb #c909cb92
-class LayerMajorMoments:
-    "The moments of a layer-major step that may be its worst, in closed form, each as {category: bytes}"
+# %% ../../nbs/65_planner.ipynb #11925026
+class LayerMajorCard:
+    "What the card holds at any moment of a layer-major step, wherever weights, states and inputs are placed"
     def __init__(self,
         model:ModelConfig,
         train:TrainConfig, # its block_inputs_on is not 'auto'
@@ -63,14 +63,13 @@ class LayerMajorMoments:
         self.params = params_by_unit(model)
         on_device = dict(block_inputs_on='auto', weights_on='device', states_on='device')
         self.grad_accum_phases = phase_peaks(model, replace(train, engine='grad_accum', **on_device))
-        self.accumulates = train.grad_accum_steps > 1
 
-    def on_card(self,
+    def resident(self,
         category:str,    # 'weights' or 'optimizer'
         placed_on:str,   # 'device' or 'host'
         units:set,       # those that the card holds if the category streams
     )->int|float: # bytes
-        "What the card holds of weights or states: all, or the share of some units"
+        "Weights or states: all, or the share of some units"
         everything = self.grad_accum_phases['zero_grad'][category]
         if placed_on == 'device': return everything
         share = sum(self.params[u] for u in units)/sum(self.params.values())
@@ -79,7 +78,7 @@ class LayerMajorMoments:
     def block_inputs(self,
         n_layers:int, # layers whose inputs are still needed
     )->int: # bytes
-        "What the card holds of the layers' inputs, one for each layer and micro-batch"
+        "The layers' inputs, one for each layer and micro-batch"
         t = self.train
         held = n_layers*t.grad_accum_steps
         if t.block_inputs_on != 'device': held = min(held, MICRO_BATCHES_IN_FLIGHT)
@@ -93,11 +92,25 @@ class LayerMajorMoments:
         "A moment as a row of the ledger"
         units = {unit, next_unit}
         always = dict(
-            weights=self.on_card('weights', self.train.weights_on, units),
-            optimizer=self.on_card('optimizer', self.train.states_on, units),
+            weights=self.resident('weights', self.train.weights_on, units),
+            optimizer=self.resident('optimizer', self.train.states_on, units),
             inputs=self.grad_accum_phases['zero_grad']['inputs'],
         )
         return {c: round(always.get(c, 0) + own.get(c, 0)) for c in CATEGORIES}
+
+# %% ../../nbs/65_planner.ipynb #667f015c
+def _unit_below(i): return f'blocks.{i - 1}' if i else 'embedding'
+
+class LayerMajorMoments:
+    "The moments of a layer-major step that may be its worst, in closed form, each as {category: bytes}"
+    def __init__(self,
+        model:ModelConfig,
+        train:TrainConfig, # its block_inputs_on is not 'auto'
+    ):
+        self.model = model
+        self.train = train
+        self.card = LayerMajorCard(model, train)
+        self.accumulates = train.grad_accum_steps > 1
 
     def loss(self):
         "The head and the loss, of the last micro-batch"
@@ -105,38 +118,38 @@ class LayerMajorMoments:
         head_gradient = 4*self.model.vocab_size*self.model.d_model
         own = {
             'gradients': head_gradient if self.accumulates else 0,
-            'activations': self.block_inputs(n_layers + 1),
+            'activations': self.card.block_inputs(n_layers + 1),
             'logits and loss': sum(head_activation_bytes(self.model, self.train).values()),
-            'temporaries': self.grad_accum_phases['forward']['temporaries'],
+            'temporaries': self.card.grad_accum_phases['forward']['temporaries'],
         }
-        return self.row('head', f'blocks.{n_layers - 1}', **own)
+        return self.card.row('head', f'blocks.{n_layers - 1}', **own)
 
     def backward(self, i):
         "Block `i` computed again and gone back through, of the last micro-batch"
         unit = f'blocks.{i}'
+        n_params = self.card.params[unit]
         saved = block_activation_bytes(self.model, self.model.mixers[i], self.train)
-        # Ternary weights are there a second time, in a byte each.
-        ternary_copy = self.params[unit] if self.model.ternary else 0
-        row = self.row(
+        row = self.card.row(
             unit,
-            self.unit_below(i),
-            gradients=4*self.params[unit] if self.accumulates else 0,
-            activations=self.block_inputs(i + 2) + sum(saved.values()),
+            _unit_below(i),
+            gradients=4*n_params if self.accumulates else 0,
+            activations=self.card.block_inputs(i + 2) + sum(saved.values()),
             temporaries=_swiglu_backward_bytes(self.model, self.train),
         )
-        return row | {'weights': row['weights'] + ternary_copy}
+        # Ternary weights are there a second time, in a byte each.
+        if self.model.ternary: row['weights'] += n_params
+        return row
 
     def update(self, unit, next_unit, n_layers):
         "The update of a unit, with the inputs of `n_layers` layers still to come"
-        return self.row(
+        n_params = self.card.params[unit]
+        return self.card.row(
             unit,
             next_unit,
-            gradients=4*self.params[unit],
-            activations=self.block_inputs(n_layers),
-            temporaries=UPDATE_BYTES_PER_PARAM[self.train.optimizer]*self.params[unit],
+            gradients=4*n_params,
+            activations=self.card.block_inputs(n_layers),
+            temporaries=UPDATE_BYTES_PER_PARAM[self.train.optimizer]*n_params,
         )
-
-    def unit_below(self, i): return f'blocks.{i - 1}' if i else 'embedding'
 
     def __iter__(self):
         mixers = self.model.mixers
@@ -149,9 +162,9 @@ class LayerMajorMoments:
         last_of_each = {max(i for i, m in enumerate(mixers) if m == mixer) for mixer in mixers}
         for i in last_of_each | {0}:
             yield self.backward(i)
-            yield self.update(f'blocks.{i}', self.unit_below(i), i + 2)
+            yield self.update(f'blocks.{i}', _unit_below(i), i + 2)
 
-# %% ../../nbs/65_planner.ipynb #d28bd532
+# %% ../../nbs/65_planner.ipynb #83ee3d76
 def estimate_peak(
     model:ModelConfig,
     train:TrainConfig, # its block_inputs_on is not 'auto'
@@ -161,7 +174,7 @@ def estimate_peak(
     else: moments = LayerMajorMoments(model, train)
     return max(moments, key=lambda row: sum(row.values()))
 
-# %% ../../nbs/65_planner.ipynb #49c566e5
+# %% ../../nbs/65_planner.ipynb #ca78a5af
 def resize_model(
     model:ModelConfig,
     n_layers:int|None=None, # None: as many as before
@@ -177,7 +190,7 @@ def resize_model(
         model = replace(model, d_model=d_model, n_attn_heads=n_attn_heads, d_ff=d_ff)
     return model
 
-# %% ../../nbs/65_planner.ipynb #ea2b1b0d
+# %% ../../nbs/65_planner.ipynb #baff802f
 def _configure(
     preset:str,
     n_layers:int|None,
@@ -195,7 +208,7 @@ def _configure(
     follows = dict(clip_by=clip_by, seq_len_schedule=())
     return Config(preset, model, preset_config(preset, **(follows | settings)).train)
 
-# %% ../../nbs/65_planner.ipynb #f98f348b
+# %% ../../nbs/65_planner.ipynb #9876c5cb
 @dataclass(frozen=True)
 class Estimate:
     "What a training takes"
@@ -205,7 +218,7 @@ class Estimate:
     step_seconds:float|None=None   # of an optimizer step; None: not known
     bottleneck:str=''              # what most of these seconds go to
 
-# %% ../../nbs/65_planner.ipynb #d61b17ec
+# %% ../../nbs/65_planner.ipynb #7c0eff72
 @dataclass(frozen=True)
 class PlannedRun:
     "A training that was asked for, and what it takes; `problem` says why there can be no such training"
@@ -222,10 +235,10 @@ class PlannedRun:
     @property
     def fits(self): return self.best.total_bytes <= self.limit_bytes
 
-# %% ../../nbs/65_planner.ipynb #d831a85d
+# %% ../../nbs/65_planner.ipynb #95917aa8
 def _closed_form_bytes(model, train): return sum(estimate_peak(model, train).values())
 
-# %% ../../nbs/65_planner.ipynb #16643d79
+# %% ../../nbs/65_planner.ipynb #4a3e15a5
 def plan_run(
     preset:str='elleci-1b5', # a key of `elleci.config.PRESETS`
     card:str='rtx-4070',     # a key of `elleci.memory.ledger.CARDS`, or a size such as '12GiB'
@@ -242,7 +255,7 @@ def plan_run(
     except UserError as e: return PlannedRun(None, limit, card, problem=str(e))
     return PlannedRun(config, limit, card, Estimate(categories, sum(categories.values())))
 
-# %% ../../nbs/65_planner.ipynb #37b03f25
+# %% ../../nbs/65_planner.ipynb #d7f1ac9f
 def refine_with_account(
     p:PlannedRun, # from `plan_run`, not refused
 )->PlannedRun:
@@ -257,7 +270,7 @@ def refine_with_account(
     exact = Estimate(categories, a.total, a.host_total, times.get('total'), times.get('binds', ''))
     return replace(p, config=a.config, account=exact)
 
-# %% ../../nbs/65_planner.ipynb #fcb23adb
+# %% ../../nbs/65_planner.ipynb #b4da04eb
 def suggest_changes(
     p:PlannedRun, # from `refine_with_account`
 )->PlannedRun:
@@ -271,7 +284,7 @@ def suggest_changes(
         lines = [f'{change}: {fmt_bytes(peak)}, still too much' for change, peak in nearest]
     return replace(p, suggestions=tuple(lines))
 
-# %% ../../nbs/65_planner.ipynb #faab9620
+# %% ../../nbs/65_planner.ipynb #f5cbd62d
 def _plan_to_dict(p:PlannedRun):
     "A plan as plain values"
     fields = dict(vars(p))
@@ -286,7 +299,7 @@ def _plan_from_dict(fields:dict):
         if fields[name] is not None: fields[name] = Estimate(**fields[name])
     return PlannedRun(**fields)
 
-# %% ../../nbs/65_planner.ipynb #9d0e4096
+# %% ../../nbs/65_planner.ipynb #4963b808
 def _subprocess_main(name, fields, pipe):
     "In the other process: call the function of this name, and send its result"
     p = _plan_from_dict(fields)
@@ -297,7 +310,7 @@ def _subprocess_main(name, fields, pipe):
         p = replace(p, problem=f'This could not be rehearsed ({type(e).__name__}: {e}).')
     pipe.send(_plan_to_dict(p))
 
-# %% ../../nbs/65_planner.ipynb #5bf2226f
+# %% ../../nbs/65_planner.ipynb #a70beda9
 def run_in_subprocess(
     f,            # `refine_with_account` or `suggest_changes`
     p:PlannedRun,

@@ -19,14 +19,7 @@ from ..kernels.lion8 import BLOCK
 from ..kernels.linear_cross_entropy import loss_bytes_moved
 from ..kernels.ssd import ssd_cost
 from ..memory.emulate import emulate
-from ..memory.ledger import card_bytes, parameter_shapes
-from elleci.memory.ledger import (
-    card_bytes,
-    parameter_shapes,
-    residual_itemsize,
-    state_sizes,
-    weight_sizes,
-)
+from ..memory.ledger import card_bytes, parameter_shapes, residual_itemsize, state_sizes, weight_sizes
 from ..memory.measure import bandwidth
 from ..layers.ffn import cache_ternary_weights
 from ..model import Block, Elleci, token_loss

@@ -18,8 +18,7 @@ from ..engine.layer_major import make_engine, make_model
 from ..documents import IGNORE_INDEX
 from ..optim.optimizers import make_optimizer
 from ..optim.averaging import WeightAverage
-from ..optim.schedules import lerac_factor, lr_factor, lr_range_test, plateau_factor
-from ..optim.schedules import suggest_lr
+from ..optim.schedules import lerac_factor, lr_factor, lr_range_test, plateau_factor, suggest_lr
 from .checkpoint import Checkpoint
 from .recovery import FaultTolerantStep, Rollback
 from .telemetry import Meter, TernaryStats, take_command

@@ -12,19 +12,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 import torch
-from ..config import EMBEDDED, Config, TrainConfig, config_to_json, preset as preset_config, read_config
-from ..core import Fraction, Range, Seed, UserError, atomic_write, available_memory, fmt_bytes, fmt_count
-from ..core import is_out_of_memory, memory_in_use, pick_device, read_number, require
-from ..command_line import run_command
-from ..command_line import safe_output
+from ..config import EMBEDDED, Config, TrainConfig, config_to_json, preset as preset_config
+from ..config import read_config
+from ..core import Fraction, Range, Seed, UserError, atomic_write, available_memory, fmt_bytes
+from ..core import fmt_count, is_out_of_memory, memory_in_use, pick_device, read_number, require
 from ..core import seed_everything
+from ..command_line import run_command, safe_output
 from ..data.loader import check_same_data, make_loader, open_data
 from ..data.shards import tokenizer_fingerprint
 from ..data.sources import data_settings, parse_spec, train_tokenizer_on
 from ..data.tokenizer import load_tokenizer, save_tokenizer
-from ..engine.layer_major import make_engine, make_model, params_by_unit
+from ..engine.layer_major import make_engine, make_model
+from ..engine.checks import params_by_unit
 from ..engine.offload import HostMemory, allow_malloc_tuning, tune_malloc
-from ..inference.generate import generate, load_run
+from ..generation import generate
+from .load import load_run
 from ..memory.ledger import parameter_counts
 from ..memory.measure import StepMemory, explain_oom
 from ..optim.optimizers import make_optimizer
@@ -36,8 +38,8 @@ from .checkpoint import safetensors_metadata, save_weights
 from .loop import Callbacks, CommandPoller, TrainingRun, find_lr, fit, make_weight_average
 from .loop import stop_on_signal, validate
 from .recovery import Rollback, free_memory, save_bad_batch, train_with_rollbacks
-from .telemetry import RUN_FOLDERS, MetricsLogger, lock_run_dir, measured_memory, read_metrics
-from .telemetry import sync_metrics, take_command, trackers, write_memory
+from .telemetry import RUN_FOLDERS, MetricsLogger, lock_run_dir, measured_memory
+from .telemetry import read_metrics, sync_metrics, take_command, trackers, write_memory
 from .watchdog import HealthMonitor
 
 # %% ../../nbs/76_train.ipynb #9be2417c
