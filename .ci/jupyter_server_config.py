@@ -19,7 +19,7 @@ def text(source):
     return source if isinstance(source, str) else ''.join(source)
 
 def keep_outputs(notebook, before):
-    "Give the code cells of `notebook` whose source is as in `before` the outputs and the metadata that they have there"
+    "Give the cells of `notebook` whose source is as in `before` the outputs and the metadata from there"
     left = [c for c in before['cells'] if c['cell_type'] == 'code']
     for cell in notebook['cells']:
         if cell['cell_type'] != 'code': continue

@@ -26,7 +26,8 @@ Results of parts that were not run are kept from an earlier run of the same card
 its folder on PYTHONPATH.
 Exit code 1: a part broke, or a kernel computes something wrong. Targets that were missed are results.
 """
-import argparse, contextlib, datetime, importlib, itertools, json, math, os, random, re, subprocess, sys, tempfile, time
+import argparse, contextlib, datetime, importlib, itertools, json, math, os, random, re, subprocess, sys
+import tempfile, time
 from pathlib import Path
 # Elleci is found here where it is not installed.
 sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
@@ -93,7 +94,7 @@ def launches_of_share(a, k, n):
     tiles = launches('tiles') if 'tiles' in a.only else []
     # Shuffled, so that no share gets all the slow ones.
     for found in (fixed, tiles): random.Random(0).shuffle(found)
-    # The kernels of others tune themselves: every process launches them, and compiles some of the configurations.
+    # The kernels of others tune themselves: every process launches them, and compiles some configurations.
     peers = peer_launches(a.dry) if 'ssd' in a.only else []
     return fixed[k::n] + peers + tiles[k::n]
 

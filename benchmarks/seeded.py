@@ -2,7 +2,7 @@
 renames code changes none of them.
 
     python benchmarks/seeded.py                   # writes data/results/seeded-<commit>.json
-    python benchmarks/seeded.py --against FILE    # compares with an older file; exit code 1: names what differs
+    python benchmarks/seeded.py --against FILE    # compares with an older file; exit code 1 where they differ
     python benchmarks/seeded.py --accounts …      # the accounts alone, which take seconds
 
 Fifty steps of elleci-tiny with both engines, five of each pattern of mixers, all on the embedded corpus

@@ -128,7 +128,9 @@ def layers(ctx, watch, M, K, N):
     subjects = {
         'bf16 nn.Linear': step(F.linear, x, wb, g),
         'bf16 backward': step(lambda x, w: ours(x, w, ternary_weight=cached), x, w, g),
-        'int8 backward': step(lambda x, w: ours(x, w, ternary_weight=cached, backward='int8', seed=1), x, w, g),
+        'int8 backward': step(
+            lambda x, w: ours(x, w, ternary_weight=cached, backward='int8', seed=1), x, w, g
+        ),
         'bf16 backward, rounding its weights': step(ours, x, w, g),
         'plain simulated': step(ternary_linear, x, w, g),
     }
