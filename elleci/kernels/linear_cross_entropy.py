@@ -514,7 +514,7 @@ def linear_cross_entropy(
     weight:Tensor, # (V, D) the head, in hidden's dtype, or in any under autocast
     labels:Tensor, # (…) the words that come next, any integer dtype
     ignore_index:int=-100, # this label is not counted
-    backend:str='auto', # 'triton', 'torch', 'reference', 'torch_native', 'liger'; 'auto': one of the first two
+    backend:str='auto', # 'triton', 'torch', 'reference', 'torch_native', 'liger'; 'auto': of the first two
     reduction:str='mean', # over the labels that count (0 if none does), or 'sum'
     z_loss:float=0.,  # this times log² of the softmax's sum is added for each token
     label_smoothing:float=0., # share of the target that goes to all words alike
