@@ -82,8 +82,9 @@ def _partial_step_guard(engine):
         yield
     except BaseException:
         engine.optimizer.zero_grad(set_to_none=True)
-        if engine.updated_units:
-            engine.partial_step = _partial_step_message(engine.global_step + 1, engine.updated_units)
+        updated_units = engine.updates.updated_units
+        if updated_units:
+            engine.partial_step = _partial_step_message(engine.global_step + 1, updated_units)
         raise
     finally:
         engine.activations.clear()
@@ -95,23 +96,74 @@ def _backward_from(
     dy:Tensor, # like y, the gradient of the loss with respect to it
     aux_losses:list, # of () tensors, weighted, added on the way to y
 ):
+    "Back-propagate from an output and from the losses added on the way to it, where they have a graph"
     roots = [(y, dy), *((v, torch.ones_like(v)) for v in aux_losses)]
     roots = [(t, gradient) for t, gradient in roots if t.requires_grad]
     if roots:
         torch.autograd.backward(*zip(*roots))
 
-# %% ../../nbs/61_layer_major.ipynb #27fd3ec8
-def _check_finite(engine, unit, params, norm):
-    "`FloatingPointError` if the norm of a unit's gradient is not finite"
-    if torch.isfinite(norm):
-        return
-    advice = '; resume from the last checkpoint, or look at this batch.'
-    if engine.updated_units:
-        advice = f', {len(engine.updated_units)} units above were; resume from the last checkpoint.'
-    raise FloatingPointError(
-        f'The gradient of {unit} is not finite in step {engine.global_step + 1}, first in '
-        f'{nonfinite_grads(engine.model, params)[0]}: neither it nor anything below it was changed{advice}'
-    )
+# %% ../../nbs/61_layer_major.ipynb #007b1b13
+class _UnitCompute:
+    "Computes and back-propagates single units for single micro-batches; it knows no order and no placement"
+    def __init__(self, model, precision, device, rng):
+        self.model = model
+        self.units = units(model)
+        self.precision = precision
+        self.device = device
+        self.rng = rng
+        self.checked = set()      # blocks that may be recomputed
+
+    def begin_step(self, global_step, n_labels):
+        self.global_step = global_step
+        self.n_labels = n_labels
+        self.aux_losses = []      # of this step, detached
+
+    def autocast(self):
+        return autocast(self.device, self.precision)
+
+    def forward(self, unit, m, x, seq_idx):
+        "The output of a unit below the head for micro-batch m; `x` are tokens for the embedding"
+        self.rng.position = self.global_step, m
+        module = self.units[unit][0]
+        if unit == 'embedding':
+            return module(x)
+        if unit not in self.checked:
+            check_block(unit, module, x, seq_idx)
+            self.checked.add(unit)
+        return module(x, seq_idx)
+
+    def head_loss_backward(self, h, labels):
+        "The loss of a micro-batch; the gradients of the head and of `h` are accumulated"
+        with self.autocast(), collect_aux_losses() as aux_losses:
+            loss = token_loss(self.model, h, labels)/self.n_labels
+        if aux_losses:
+            raise UserError(
+                'The norm or the head adds to the loss: only what blocks add is weighted and reported; '
+                'put it into a block.'
+            )
+        loss.backward()
+        return loss.detach()
+
+    def recompute_and_backward(self, unit, m, x, dy, labels, seq_idx):
+        "The gradient of a block's input for micro-batch m; those of its weights are accumulated"
+        x = x.detach().requires_grad_()
+        self.rng.position = self.global_step, m
+        with self.autocast(), collect_aux_losses() as aux_losses:
+            y = self.units[unit][0](x, seq_idx)
+        _backward_from(y, dy, self.weighted(aux_losses, labels))
+        return torch.zeros_like(x) if x.grad is None else x.grad
+
+    def recompute_embedding(self, m, tokens):
+        "The embedding of micro-batch m with a graph, and the auxiliary losses that it added"
+        self.rng.position = self.global_step, m
+        with self.autocast(), collect_aux_losses() as aux_losses:
+            return self.model.embedding(tokens), aux_losses
+
+    def weighted(self, aux_losses, labels):
+        "Auxiliary losses with the weight of their micro-batch; they are noted for the step's result"
+        weighted = weight_aux_losses(aux_losses, labels, self.n_labels)
+        self.aux_losses += [v.detach() for v in weighted]
+        return weighted
 
 # %% ../../nbs/61_layer_major.ipynb #e0393532
 @contextlib.contextmanager
@@ -123,6 +175,51 @@ def _gradients_set_aside(params):
     yield
     for p, gradient in zip(params, gradients):
         p.grad = gradient
+
+# %% ../../nbs/61_layer_major.ipynb #866a1994
+class _UnitUpdates:
+    "Clips, applies and frees the gradients of units, one after the other"
+    def __init__(self, model, optimizer, max_grad_norm, device, offload):
+        self.model = model
+        self.optimizer = optimizer
+        self.max_grad_norm = max_grad_norm
+        self.device = device
+        self.offload = offload
+        self.params_by_unit = params_by_unit(model)
+        self.tied_weights = [model.head.weight] if model.head.weight is model.embedding.weight else []
+        self.updated_units = []   # of the step that is being made
+
+    def begin_step(self, global_step):
+        self.global_step = global_step
+        self.updated_units = []
+        self.grad_norms = []
+
+    def apply(self, unit):
+        "Update one unit; `FloatingPointError` before any of its weights has changed"
+        params = [p for p in self.params_by_unit[unit] if p.grad is not None]
+        # The norm of no gradients at all is made on the CPU.
+        norm = nn.utils.get_total_norm([p.grad for p in params]).to(self.device)
+        self._check_finite(unit, params, norm)
+        nn.utils.clip_grads_with_norm_(params, self.max_grad_norm, norm)
+        # A tied matrix is updated once, after both its uses.
+        with _gradients_set_aside(self.tied_weights if unit != 'embedding' else []):
+            self.updated_units.append(unit)
+            self.offload.mark_modified(unit)
+            self.optimizer.step()
+            for p in params:
+                p.grad = None
+        self.grad_norms.append(norm)
+
+    def _check_finite(self, unit, params, norm):
+        if torch.isfinite(norm):
+            return
+        advice = '; resume from the last checkpoint, or look at this batch.'
+        if self.updated_units:
+            advice = f', {len(self.updated_units)} units above were; resume from the last checkpoint.'
+        raise FloatingPointError(
+            f'The gradient of {unit} is not finite in step {self.global_step + 1}, first in '
+            f'{nonfinite_grads(self.model, params)[0]}: neither it nor anything below it was changed{advice}'
+        )
 
 # %% ../../nbs/61_layer_major.ipynb #768b0d32
 class LayerMajorStep:
@@ -140,30 +237,28 @@ class LayerMajorStep:
         _check_supported(model, optimizer, precision)
         self.model = model
         self.optimizer = optimizer
-        self.max_grad_norm = max_grad_norm
-        self.precision = precision
         self.global_step = global_step
         self.device = device or model.embedding.weight.device
         self.on_update = None         # or a function of (unit, its parameters), e.g. to average weights
+        self.partial_step = ''        # why no further step can be made, after one that ended half-way
         self.units = units(model)
         self.below = dict(zip([*self.units][1:], self.units))
         self.params_by_unit = params_by_unit(model)
-        self.tied_weights = [model.head.weight] if model.head.weight is model.embedding.weight else []
-        self.updated_units = []       # in the step that is being made
-        self.partial_step = ''        # why no further step can be made, after one that ended half-way
-        self.blocks_checked = False
         self.transfer_stream = TransferStream(self.device)
         self.activations = ActivationStore(placement.block_inputs_on, self.device, self.transfer_stream)
         self.rng = StepRNG(model, seed)
+        # A tied matrix is needed at both ends of the model.
+        tied = model.head.weight is model.embedding.weight
         self.offload = ParameterOffload(
             self.params_by_unit,
             optimizer,
             self.transfer_stream,
             placement.weights_on,
             placement.states_on,
-            # A tied matrix is needed at both ends of the model.
-            resident=('embedding',) if self.tied_weights else (),
+            resident=('embedding',) if tied else (),
         )
+        self.compute = _UnitCompute(model, precision, self.device, self.rng)
+        self.updates = _UnitUpdates(model, optimizer, max_grad_norm, self.device, self.offload)
         fp32_gradients(model)
 
     def step(self,
@@ -174,19 +269,19 @@ class LayerMajorStep:
             raise UserError(self.partial_step)
         n_labels = count_labels(micro_batches, self.model.head.weight.shape[0])
         self.n_micro_batches = len(micro_batches)
-        self.updated_units, self.grad_norms, self.aux_losses = [], [], []
+        self.compute.begin_step(self.global_step, n_labels)
+        self.updates.begin_step(self.global_step)
         self.optimizer.zero_grad(set_to_none=True)
         self.offload.place_moved_states()
         with _partial_step_guard(self):
             self._forward(micro_batches)
-            loss = self._head(micro_batches, n_labels)
+            loss = self._head(micro_batches)
             for unit in reversed([*self.units][1:-1]):
-                self._backward(unit, micro_batches, n_labels)
-            self._embedding(micro_batches, n_labels)
+                self._backward(unit, micro_batches)
+            self._embedding(micro_batches)
         self.global_step += 1
-        self.updated_units = []
-        grad_norm = torch.linalg.vector_norm(torch.stack(self.grad_norms))
-        return step_result(loss, n_labels, grad_norm, self.aux_losses)
+        grad_norm = torch.linalg.vector_norm(torch.stack(self.updates.grad_norms))
+        return step_result(loss, n_labels, grad_norm, self.compute.aux_losses)
 
     @torch.no_grad()
     def _forward(self, micro_batches):
@@ -195,35 +290,25 @@ class LayerMajorStep:
             with (
                 self.offload.on_device(unit, prefetch=above),
                 cache_ternary_weights(*self.units[unit]),
-                autocast(self.device, self.precision),
+                self.compute.autocast(),
             ):
                 for m, (tokens, _, seq_idx) in enumerate(micro_batches):
                     self._forward_micro_batch(unit, m, tokens, seq_idx)
-        self.blocks_checked = True
 
     def _forward_micro_batch(self, unit, m, tokens, seq_idx):
-        self.rng.position = self.global_step, m
-        module = self.units[unit][0]
-        if unit == 'embedding':
-            y = module(tokens)
-        else:
-            x = self._activation(self.below[unit], m)
-            if not self.blocks_checked and m == 0:
-                check_block(unit, module, x, seq_idx)
-            y = module(x, seq_idx)
-        with layer_scope(unit, 'activations'):
-            self.activations.put((unit, m), y)
+        x = tokens if unit == 'embedding' else self._activation(self.below[unit], m)
+        y = self.compute.forward(unit, m, x, seq_idx)
+        self._keep(unit, m, y, made_by=unit)
 
-    def _head(self, micro_batches, n_labels):
+    def _head(self, micro_batches):
         "The loss; its gradient takes the place of the last block's output; update the head"
         last = self.below['head']
         losses = []
         with self.offload.on_device('head', prefetch=last, states=True):
             for m, (_, labels, _) in enumerate(micro_batches):
                 h = self._activation(last, m).detach().requires_grad_()
-                losses.append(self._head_loss_backward(h, labels, n_labels))
-                with layer_scope('head', 'activations'):
-                    self.activations.put((last, m), h.grad)
+                losses.append(self.compute.head_loss_backward(h, labels))
+                self._keep(last, m, h.grad, made_by='head')
             loss = torch.stack(losses).sum()
             if not torch.isfinite(loss):
                 raise FloatingPointError(
@@ -233,50 +318,27 @@ class LayerMajorStep:
             self._update('head')
         return loss
 
-    def _head_loss_backward(self, h, labels, n_labels):
-        "The loss of a micro-batch; the gradients of the head and of `h` are accumulated"
-        with autocast(self.device, self.precision), collect_aux_losses() as aux_losses:
-            loss = token_loss(self.model, h, labels)/n_labels
-        if aux_losses:
-            raise UserError(
-                'The norm or the head adds to the loss: only what blocks add is weighted and reported; '
-                'put it into a block.'
-            )
-        loss.backward()
-        return loss.detach()
-
-    def _backward(self, unit, micro_batches, n_labels):
+    def _backward(self, unit, micro_batches):
         "Recompute a block with a graph, accumulate its gradient over all micro-batches, update it, free it"
         below = self.below[unit]
         with self.offload.on_device(unit, prefetch=below, states=True):
             with cache_ternary_weights(*self.units[unit]):
                 for m, (_, labels, seq_idx) in enumerate(micro_batches):
-                    dx = self._recompute_and_backward(unit, m, labels, seq_idx, n_labels)
+                    dx = self.compute.recompute_and_backward(
+                        unit, m, self._activation(below, m), self._activation(unit, m), labels, seq_idx
+                    )
                     self.activations.drop((unit, m))
-                    with layer_scope(unit, 'activations'):
-                        self.activations.put((below, m), dx)
+                    self._keep(below, m, dx, made_by=unit)
             self._update(unit)
 
-    def _recompute_and_backward(self, unit, m, labels, seq_idx, n_labels):
-        "The gradient of a block's input for one micro-batch; those of its weights are accumulated"
-        x = self._activation(self.below[unit], m).detach().requires_grad_()
-        dy = self._activation(unit, m)
-        self.rng.position = self.global_step, m
-        with autocast(self.device, self.precision), collect_aux_losses() as aux_losses:
-            y = self.units[unit][0](x, seq_idx)
-        _backward_from(y, dy, self._weighted(aux_losses, labels, n_labels))
-        return torch.zeros_like(x) if x.grad is None else x.grad
-
-    def _embedding(self, micro_batches, n_labels):
+    def _embedding(self, micro_batches):
         "Recompute the embedding with a graph, accumulate its gradient, update it"
         with self.offload.on_device('embedding', states=True):
             for m, (tokens, labels, _) in enumerate(micro_batches):
-                self.rng.position = self.global_step, m
-                with autocast(self.device, self.precision), collect_aux_losses() as aux_losses:
-                    y = self.model.embedding(tokens)
-                _backward_from(
-                    y, self._activation('embedding', m), self._weighted(aux_losses, labels, n_labels)
-                )
+                y, aux_losses = self.compute.recompute_embedding(m, tokens)
+                dy = self._activation('embedding', m)
+                _backward_from(y, dy, self.compute.weighted(aux_losses, labels))
+                del dy
                 self.activations.drop(('embedding', m))
             self._update('embedding')
 
@@ -285,26 +347,12 @@ class LayerMajorStep:
         following = (unit, m + 1) if m + 1 < self.n_micro_batches else None
         return self.activations.get((unit, m), prefetch=following)
 
-    def _weighted(self, aux_losses, labels, n_labels):
-        weighted = weight_aux_losses(aux_losses, labels, n_labels)
-        self.aux_losses += [v.detach() for v in weighted]
-        return weighted
+    def _keep(self, unit, m, t, made_by):
+        with layer_scope(made_by, 'activations'):
+            self.activations.put((unit, m), t)
 
     def _update(self, unit):
-        "Clip, apply and free a unit's gradient; `FloatingPointError` before any of its weights has changed"
-        params = [p for p in self.params_by_unit[unit] if p.grad is not None]
-        # The norm of no gradients at all is made on the CPU.
-        norm = nn.utils.get_total_norm([p.grad for p in params]).to(self.device)
-        _check_finite(self, unit, params, norm)
-        nn.utils.clip_grads_with_norm_(params, self.max_grad_norm, norm)
-        # A tied matrix is updated once, after both its uses.
-        with _gradients_set_aside(self.tied_weights if unit != 'embedding' else []):
-            self.updated_units.append(unit)
-            self.offload.mark_modified(unit)
-            self.optimizer.step()
-            for p in params:
-                p.grad = None
-        self.grad_norms.append(norm)
+        self.updates.apply(unit)
         if self.on_update:
             self.on_update(unit, self.params_by_unit[unit])
 
@@ -325,11 +373,7 @@ class LayerMajorStep:
         check_labels(labels, self.model)
         x = None
         for unit, above in zip(self.units, [*self.units][1:] + [None]):
-            with (
-                eval_mode(self.model),
-                self.offload.on_device(unit, prefetch=above),
-                autocast(self.device, self.precision),
-            ):
+            with eval_mode(self.model), self.offload.on_device(unit, prefetch=above), self.compute.autocast():
                 if unit == 'embedding':
                     x = self.model.embedding(tokens)
                 elif unit == 'head':

@@ -29,7 +29,8 @@ class BitLinear(nn.Module):
     # (version of the weight, int8 weights, scale), or None.
     cache_depth = 0
     ternary_weight = None
-    # The engine's comparison of a layer's state before and after a block passes over these attributes.
+    # The layer-major engine refuses a block that stores tensors, except in the attributes named here,
+    # through which no gradient flows.
     ignored_state = ('ternary_weight',)
     # Whether gradients are rounded to int8 at random in the backward pass, see `TrainConfig`.
     int8_backward = False

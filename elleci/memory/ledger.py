@@ -482,11 +482,11 @@ def _rounding(
     "What rounding each tensor up to whole blocks adds"
     return sum(-size % block for size in sizes)
 
-# %% ../../nbs/10_ledger.ipynb #4f6fd129
+# %% ../../nbs/10_ledger.ipynb #d4ee3c71
 def _activations(
     model:ModelConfig,
     train:TrainConfig,
-)->tuple: # lists of bytes: at the end of the forward; while a block is recomputed (None if none is)
+)->tuple: # lists of bytes: at the end of the forward; in the largest recomputation, or None
     "All that the blocks and the last norm keep"
     n = train.batch_size*train.seq_len
     last_norm = list(_norm(n, model.d_model, residual_itemsize(train)).values())
@@ -594,7 +594,7 @@ def ledger(
     workspaces:int=0, # bytes, measured
     context:int=0,    # bytes, measured
 )->dict: # category: bytes
-    "Each category at its fullest; not all are so at one time, so the peak is at most this sum (`phase_peaks`)"
+    "Each category at its fullest; not all are so at once, so `phase_peaks` are at most this sum"
     rows = _moment_bytes(model, train, False, workspaces, context)
     return {c: max(row[c] for _, row in rows) for c in CATEGORIES}
 
