@@ -10,12 +10,11 @@ import contextlib
 from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from ..core import UserError, autocast_device
+from ..core import UserError
 from ..layers.aux_losses import collect_aux_losses
 from ..config import ModelConfig, TrainConfig
 from ..annotate import layer_scope
-from .offload import PLACEMENTS, FlatBuffer, HostMemory, TransferStream, ActivationStore
+from .offload import PLACEMENTS, TransferStream, ActivationStore
 from .offload import ParameterOffload
 from .accumulate import GradAccumStep, autocast, check_labels, count_labels, eval_mode
 from .accumulate import fp32_gradients, nonfinite_grads, step_result, weight_aux_losses

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['linear_cross_entropy_op', 'cross_entropy_', 'cross_entropy_kernel', 'LossCost', 'loss_cost', 'loss_bytes_moved',
-           'launches']
+           'linear_cross_entropy', 'launches']
 
 # %% ../../nbs/45_linear_cross_entropy.ipynb #7303956b
 import math
@@ -515,13 +515,7 @@ def linear_cross_entropy(
     weight:Tensor, # (V, D) the head, in hidden's dtype, or in any under autocast
     labels:Tensor, # (…) the words that come next, any integer dtype
     ignore_index:int=-100, # this label is not counted
-<<<<<<< ours
     backend:str='auto', # 'triton', 'torch', 'reference', 'torch_native', 'liger'; 'auto': triton or torch
-||||||| base
-    backend:str='auto', # 'triton', 'torch', 'reference', 'torch_native', 'liger'; 'auto': one of the first two
-=======
-    backend:str='auto', # 'triton', 'torch', 'reference', 'torch_native', 'liger'; 'auto': of the first two
->>>>>>> theirs
     reduction:str='mean', # over the labels that count (0 if none does), or 'sum'
     z_loss:float=0.,  # this times log² of the softmax's sum is added for each token
     label_smoothing:float=0., # share of the target that goes to all words alike
