@@ -1,4 +1,4 @@
-"Every check of this repository, on the working tree as it is. The last line says `N passed, N failed`, and the exit code agrees."
+"Every check of this repository, on the working tree. Its last line is `N passed, N failed`; the exit code agrees."
 import ast, gc, importlib.metadata, json, multiprocessing, os, re
 import shutil, signal, subprocess, sys, tempfile, time
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +26,7 @@ WORKERS = min(3, (os.cpu_count() or 1) + 1)
 def environment():
     return {**os.environ, 'PATH': f"{BIN}{os.pathsep}{os.environ['PATH']}", 'PYTHONDONTWRITEBYTECODE': '1'}
 def run(*cmd, cwd=ROOT, timeout=3600, env=None):
-    "Output of a command; raises with its last lines if it fails; the timeout is for what hangs, not for what is slow"
+    "Output of a command; raises with its last lines if it fails. The timeout is for hangs, not for slowness"
     full = {**environment(), **(env or {})}
     p = subprocess.Popen(
         [str(c) for c in cmd],
@@ -132,12 +132,12 @@ def check_readme():
     run(sys.executable, '.ci/readme.py', '--check')
 
 def check_names():
-    "No undefined or unused name, in the package, the scripts and the notebooks (where versions follow each other by design)"
+    "No undefined or unused name in package, scripts and notebooks (where versions of a function may follow)"
     run('ruff', 'check', '-q', '--no-cache', '--select', 'F,E9', 'elleci', 'benchmarks', '.ci', 'setup.py')
     run('ruff', 'check', '-q', '--no-cache', '--select', 'F,E9', '--ignore', 'F811', 'nbs')
 
 def check_advice():
-    "A message that says how to install something names the environment and the version: it comes from `pip_install`"
+    "A message that says how to install something comes from `pip_install`, with environment and version"
     found = [
         f'{p.relative_to(ROOT)}:{i}'
         for p in sorted((ROOT / 'elleci').rglob('*.py'))
@@ -152,24 +152,28 @@ def needs(name, seen):
     if name in seen: return seen
     seen.add(name)
     for r in md.requires(name) or ():
-        if 'extra ==' not in r and not re.match(r'triton|nvidia|cuda', r): needs(re.match(r'[\\w.-]+', r)[0].lower().replace('_', '-'), seen) if installed(r) else None
+        if 'extra ==' in r or re.match(r'triton|nvidia|cuda', r) or not installed(r): continue
+        needs(re.match(r'[\\w.-]+', r)[0].lower().replace('_', '-'), seen)
     return seen
 def installed(r):
     try: md.distribution(re.match(r'[\\w.-]+', r)[0]); return True
     except md.PackageNotFoundError: return False
 have = needs('torch', set()) | needs('numpy', set())
 norm = lambda d: d.lower().replace('_', '-')
-allowed = {m for m, dists in md.packages_distributions().items() if any(norm(d) in have for d in dists)} | set(sys.stdlib_module_names) | {'elleci'}
+allowed = {m for m, dists in md.packages_distributions().items() if any(norm(d) in have for d in dists)}
+allowed |= {*sys.stdlib_module_names, 'elleci'}
 class Block:
     def find_spec(self, name, path=None, target=None):
-        if not name.startswith('__editable__') and name.split('.')[0] not in allowed: raise ModuleNotFoundError(f'{name} is not torch or numpy', name=name)
+        if name.startswith('__editable__') or name.split('.')[0] in allowed: return None
+        raise ModuleNotFoundError(f'{name} is not torch or numpy', name=name)
 sys.meta_path.insert(0, Block())
 import importlib
 for gone in ('tqdm', 'tokenizers', 'matplotlib', 'lion_pytorch', 'triton', 'mamba_ssm', 'einops', 'IPython'):
     try: importlib.import_module(gone)
     except ImportError: pass
     else: sys.exit(f'the check is broken: {gone} can be imported')
-import os, torch, traceback                                              # once: every module then has a process that knows nothing else
+# Imported once: every module then has a process that knows nothing else.
+import os, torch, traceback
 failed = []
 for name in sys.argv[1:]:
     if (child := os.fork()) == 0:
@@ -186,7 +190,7 @@ def modules():
         if p.name != '_modidx.py'
     )
 def check_alone():
-    "Every module imports in a fresh process where nothing but torch and numpy (and what they need) can be imported"
+    "Every module imports in a fresh process that can import nothing but torch, numpy and what they need"
     run(sys.executable, '-c', ALONE, *modules(), cwd=tempfile.gettempdir())
 
 def imported(source):
@@ -269,7 +273,7 @@ def check_patience():
         assert 'nothing was computed' in ended(Patience(p.pid, 3600, 1, 3600))
 
 def check_lock():
-    "constraints.txt holds the version of every package that an installation brings, and nothing of the machine it was made on"
+    "constraints.txt holds the version of every package that is installed, and nothing of the machine"
     lines = [
         l
         for l in (ROOT / 'constraints.txt').read_text(encoding='utf-8').splitlines()
@@ -311,7 +315,7 @@ def check_outputs():
             assert not found, f'{p.name} shows {found[0]!r} in an output'
 
 def check_readme_commands():
-    "In a new terminal, each of README's blocks of shell commands finds its commands after the lines before them"
+    "In a new terminal, each of README's blocks of shell commands finds its commands"
     blocks = re.findall(r'^~~~bash\n(.*?)^~~~', (ROOT/'README.md').read_text(encoding='utf-8'), re.M | re.S)
     assert sum('elleci_' in b for b in blocks) >= 3, blocks
     with tempfile.TemporaryDirectory() as tmp:
@@ -357,7 +361,10 @@ def check_installed():
             Path(tmp) / 'site',
             folder,
         )
-        code = "import elleci, sys; assert elleci.__file__.startswith(sys.argv[1]), elleci.__file__; from elleci.training.run import elleci_train; elleci_train(steps=2, out='run')"
+        code = (
+            'import elleci, sys; assert elleci.__file__.startswith(sys.argv[1]), elleci.__file__; '
+            "elleci.train(steps=2, out='run')"
+        )
         run(
             sys.executable,
             '-c',
@@ -380,7 +387,7 @@ site.addsitedir(packages)
 runpy.run_path(above + '/script.py')
 '''
 def check_editable():
-    "After `pip install -e .` of a clone named elleci, a script in the folder that holds the clone finds the package"
+    "After `pip install -e .` of a clone named elleci, a script in the folder above it finds the package"
     with tempfile.TemporaryDirectory() as tmp:
         folder = Path(tmp)/'elleci'
         folder.mkdir()
@@ -429,12 +436,14 @@ async def main():
             if cell['cell_type'] != 'code': continue
             cell['execution_count'] = 7
             cell['outputs'] = [dict(output_type='stream', name='stdout', text='took 7.77 s' + chr(10))]
-        if name == edited: [c for c in notebook['cells'] if c['cell_type'] == 'code'][-1]['source'] += chr(10) + '# an edit'
+        if name == edited:
+            code = [c for c in notebook['cells'] if c['cell_type'] == 'code']
+            code[-1]['source'] += chr(10) + '# an edit'
         await manager.save(dict(type='notebook', format='json', content=notebook), name)
 asyncio.run(main())
 '''
 def check_lab():
-    "Opened, run and saved in JupyterLab, every notebook is as it was committed; an edited cell shows up, with its own output"
+    "Run and saved in JupyterLab, every notebook is as it was committed; an edited cell shows its own output"
     with tempfile.TemporaryDirectory() as tmp:
         folder = Path(tmp)/'source'
         folder.mkdir()
@@ -466,7 +475,7 @@ ENDINGS = [
     ("print('nothing was counted')", '0 passed, 1 failed', 1),
 ]
 def check_last_line():
-    "`.ci/run` ends with the true count and agrees with its exit code: whoever speaks last, wherever it breaks"
+    "`.ci/run` ends with the true count and agrees with its exit code, wherever it breaks"
     for code, last, failed in ENDINGS:
         with tempfile.TemporaryDirectory() as tmp:
             (Path(tmp)/'.ci').mkdir()
@@ -480,7 +489,7 @@ def check_last_line():
 
 FORKS = multiprocessing.get_context('forkserver')
 def ready():
-    "Start a process that has imported what all notebooks import, and nothing of ours: each runs in a fork of it, which knows of no other"
+    "Start a process that has imported what all notebooks import, and nothing of ours: each runs in a fork of it"
     FORKS.set_forkserver_preload(
         [
             'nbdev.test',

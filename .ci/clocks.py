@@ -101,7 +101,7 @@ def depends(test, timed):
     return False
 
 def limits(node):
-    "What a call waits for, what is added to a clock's reading, and how long a function waits unless told otherwise"
+    "What a call waits for, what is added to a clock's reading, and default waiting times of functions"
     if isinstance(node, ast.Call):
         yield from (k.value for k in node.keywords if k.arg == 'timeout')
         if called(node) in WAITS: yield from node.args[:1]

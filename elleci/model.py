@@ -8,7 +8,6 @@ __all__ = ['MIXERS', 'CHECKPOINT_FNS', 'Block', 'Elleci', 'parameter_table', 'to
 # %% ../nbs/50_model.ipynb #05531a3f
 import contextlib, functools
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import (

@@ -20,7 +20,6 @@ from .accumulate import GradAccumStep, autocast, check_labels, count_labels, eva
 from .accumulate import fp32_gradients, nonfinite_grads, step_result, weight_aux_losses
 from .checks import StepRNG, check_block, params_by_unit, units
 from ..layers.ffn import BitLinear, cache_ternary_weights
-from ..documents import IGNORE_INDEX
 from ..model import Elleci, token_loss
 
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from ..core import UserError, compute_dtype, full_precision
+from ..core import compute_dtype, full_precision
 from ..documents import document_ids
 from .pointwise import tensor_error
 from .triton_compat import cdiv, jit, next_power_of_2, pick_backend, tl

@@ -7,7 +7,7 @@ __all__ = ['MAX_AVERAGED_STEPS', 'validate', 'stop_on_signal', 'CommandPoller', 
            'TrainingLoop', 'fit', 'make_weight_average', 'find_lr']
 
 # %% ../../nbs/75_loop.ipynb #7d52ee34
-import contextlib, dataclasses, os, signal, threading, time
+import contextlib, dataclasses, signal, threading, time
 from collections.abc import Callable
 from pathlib import Path
 import torch
