@@ -30,6 +30,6 @@ setup(
     include_package_data=False,
     entry_points={'console_scripts': cfg['console_scripts'].split(), 'nbdev': ['elleci=elleci._modidx:d']},
     # `pip install -e .` puts this folder on Python's path (mode compat). Otherwise setuptools would
-    # leave a hook that comes last: in the folder above a clone, `import elleci` would find the clone's folder.
+    # leave a hook that comes last: in the folder above a clone, `import elleci` finds the clone's folder.
     options={'editable_wheel': {'mode': 'compat'}},
     zip_safe=False)

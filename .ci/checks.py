@@ -1,4 +1,4 @@
-"Every check of this repository, on the working tree. Its last line is `N passed, N failed`; the exit code agrees."
+"Every check of this repository, on the working tree; the last line is `N passed, N failed`."
 import ast, gc, importlib.metadata, json, multiprocessing, os, re
 import shutil, signal, subprocess, sys, tempfile, time
 from concurrent.futures import ThreadPoolExecutor
@@ -7,20 +7,20 @@ from pathlib import Path
 from unittest import mock
 from packaging.requirements import Requirement
 import clocks
+from imports import check_imports  # noqa: F401
 from interpreter import speed_up_interpreter
+from lines import check_lines  # noqa: F401
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 # A hang must not take the rest along. What is limited is the CPU time that a notebook and all its processes
-# take, which does not
-# depend on what else the machine is doing; and, for one that waits for ever, the time in which they take next
-# to none.
+# take, which does not depend on what else the machine is doing; and, for one that waits for ever, the time
+# in which they take next to none.
 CPU_LIMIT = 600                                        # seconds; the longest takes about 80
 IDLE_LIMIT = 300                                       # seconds in which less than one of CPU time was taken
 WALL_LIMIT = 3600                                      # seconds; for what only pretends to be busy
 # Each has one thread (two OpenMP teams on two cores spin against each other), and waits an eighth of its
-# time, for
-# disks and for processes that it has started: one more than there are cores keeps them busy.
+# time, for disks and for processes that it has started: one more than there are cores keeps them busy.
 WORKERS = min(3, (os.cpu_count() or 1) + 1)
 
 def environment():
@@ -192,32 +192,6 @@ def modules():
 def check_alone():
     "Every module imports in a fresh process that can import nothing but torch, numpy and what they need"
     run(sys.executable, '-c', ALONE, *modules(), cwd=tempfile.gettempdir())
-
-def imported(source):
-    "The elleci modules that a piece of code imports"
-    for node in ast.walk(ast.parse(python_of(source))):
-        if isinstance(node, ast.ImportFrom) and (node.module or '').startswith('elleci'):
-            yield from [node.module]
-        if isinstance(node, ast.Import):
-            yield from (a.name for a in node.names if a.name.startswith('elleci.'))
-
-def check_direction():
-    "A notebook imports only from lower numbers, kernels know no layer, and no notebook imports a star"
-    number = {}
-    for p in notebooks():
-        exp = [m for _, s, _ in cells(p) if (m := re.match(r'#\| default_exp (\S+)', s))]
-        if exp: number['elleci.' + exp[0][1]] = int(p.name[:2])
-    assert len(number) >= 18, number
-    for p in notebooks():
-        if 'tests' in p.parts or not p.name[:2].isdigit(): continue
-        for kind, s, _ in cells(p):
-            if kind != 'code': continue
-            for m in imported(s):
-                assert number[m] < int(p.name[:2]), f'{p.name} imports {m} from notebook {number[m]}'
-                assert not (
-                    re.search(r'default_exp kernels', cells(p)[0][1]) and m.startswith('elleci.layers')
-                ), f'{p.name} is a kernel and imports {m}'
-            assert not re.search(r'from elleci\S* import \*', s), f'{p.name} imports a star'
 
 PLANTED = [
     "began = time.perf_counter(); f(); took = time.perf_counter() - began; assert took < 5",
@@ -522,7 +496,7 @@ def in_fork(path, out, ended):
 
 TICK = os.sysconf('SC_CLK_TCK')
 def cpu_seconds(group):
-    "CPU time that the living processes of a process group have taken, with that of their children that have ended"
+    "CPU time of the living processes of a process group, and of their children that have ended"
     total = 0
     for stat in Path('/proc').glob('[0-9]*/stat'):
         try: fields = stat.read_text(errors='replace').rpartition(')')[2].split()
