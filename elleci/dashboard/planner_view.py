@@ -164,10 +164,10 @@ class Refinement:
 
     def start(self, f, p):
         "Compute `f(p)` in another process, and take it if no other plan was set meanwhile"
-        asked = self.current
+        requested = self.current
         def take(found):
-            if asked is not self.current: return
-            self.known[asked.config, asked.limit_bytes] = found
+            if requested is not self.current: return
+            self.known[requested.config, requested.limit_bytes] = found
             self.show_refined(found)
         self.process = run_in_subprocess(f, p, take)
 
