@@ -113,6 +113,7 @@ def tile(words, warps, x=None, y=None):
             -100,
             0.0,
             0.0,
+            1.0,
             HAS_GRAD=True,
             HAS_SMOOTHING=False,
             BLOCK=words,
