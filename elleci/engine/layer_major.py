@@ -14,8 +14,7 @@ from ..core import UserError
 from ..layers.aux_losses import collect_aux_losses
 from ..config import ModelConfig, TrainConfig
 from ..annotate import layer_scope
-from .offload import PLACEMENTS, TransferStream, ActivationStore
-from .offload import ParameterOffload
+from .offload import PLACEMENTS, TransferStream, ActivationStore, ParameterOffload
 from .accumulate import GradAccumStep, autocast, check_labels, count_labels, eval_mode
 from .accumulate import fp32_gradients, nonfinite_grads, step_result, weight_aux_losses
 from .checks import StepRNG, check_block, params_by_unit, units
