@@ -1,5 +1,5 @@
 "Every check of this repository, on the working tree; the last line is `N passed, N failed`."
-import ast, gc, importlib.metadata, json, multiprocessing, os, re
+import gc, importlib.metadata, json, multiprocessing, os, re
 import shutil, signal, subprocess, sys, tempfile, time
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import forkserver
@@ -463,7 +463,7 @@ def check_last_line():
 
 FORKS = multiprocessing.get_context('forkserver')
 def ready():
-    "Start a process that has imported what all notebooks import, and nothing of ours: each runs in a fork of it"
+    "Start a process that has imported what all notebooks import, and nothing of ours; each runs in a fork"
     FORKS.set_forkserver_preload(
         [
             'nbdev.test',

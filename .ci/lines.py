@@ -47,8 +47,9 @@ def many_names(source):
         targets = node.targets if isinstance(node, ast.Assign) else ()
         for target in targets:
             if isinstance(target, ast.Tuple | ast.List) and len(target.elts) >= NAMES:
-                # Taking apart what already is several things, such as a shape, is no assignment of many at once.
-                if isinstance(node.value, ast.Tuple | ast.List): yield node.lineno, 'names', ast.unparse(target)
+                # Taking a shape apart is no assignment of many things at once.
+                if isinstance(node.value, ast.Tuple | ast.List):
+                    yield node.lineno, 'names', ast.unparse(target)
 
 
 def by_hand(folder, path):
