@@ -69,7 +69,7 @@ def compiled(name, capability):
     with mock.patch.object(module, 'launches', lambda: launches): return _compile_all([name], [capability])
 for name in names:
     if triton is None: print('no Triton'); continue
-    report = Report(row for capability in SHARED_LIMIT for row in compiled(name, capability))
+    report = CompileReport(row for capability in MAX_SHARED_MEMORY for row in compiled(name, capability))
     print(json.dumps([name, repr(report), report]))'''
 def check_kernels():
     "Every kernel compiles for sm_80, 86, 89 and 90; at the recipe's shapes none needs local memory"

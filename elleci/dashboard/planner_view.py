@@ -151,11 +151,11 @@ class Refinement:
             return
         self.show(p, 'the account follows')
         if p.config is None: return
-        self.timer = threading.Timer(DEBOUNCE_SECONDS, self.rehearse, [p])
+        self.timer = threading.Timer(DEBOUNCE_SECONDS, self.refine, [p])
         self.timer.daemon = True
         self.timer.start()
 
-    def rehearse(self, p):
+    def refine(self, p):
         "Called by the timer"
         # The hand has moved on.
         if p is not self.current: return

@@ -22,7 +22,7 @@ from ..command_line import run_command
 from .sources import Document, SourceSpec, iter_documents, train_tokenizer_on, parse_spec
 from .tokenizer import BOS, EOT, IM_END, IM_START, SPECIAL_TOKENS, VocabSize, chatml, chunk_text
 from .tokenizer import load_tokenizer, text_chunk_length, round_vocab, save_tokenizer
-from ..files import SEAL, decode_sealed, read_limited, sealed_json
+from ..files import CRC_FIELD, decode_sealed, read_limited, sealed_json
 
 # %% ../../nbs/72_pretokenize.ipynb #d95ea597
 def _text_chunks(
@@ -478,7 +478,7 @@ def _read_index(
             f"{path} is of tokenizer {index.tokenizer}, the one given is {header['tokenizer']}: "
             'give the tokenizer.json beside it, or another folder.'
         )
-    seal = raw.rpartition(SEAL)[2].rstrip()[:-1]
+    seal = raw.rpartition(CRC_FIELD)[2].rstrip()[:-1]
     return index, int(seal)
 
 # %% ../../nbs/72_pretokenize.ipynb #ca90f7dc

@@ -429,8 +429,9 @@ def load_trace(
     spans = sorted(
         (s['address'], s['total_size'], [size for size, *_ in s['blocks']]) for s in trace['segments']
     )
-    sound = all(sum(sizes) == total and min(sizes, default=0) > 0 for _, total, sizes in spans)
-    if not sound or any(base + total > after for (base, total, _), (after, *_) in zip(spans, spans[1:])):
+    consistent = all(sum(sizes) == total and min(sizes, default=0) > 0 for _, total, sizes in spans)
+    overlap = any(base + total > after for (base, total, _), (after, *_) in zip(spans, spans[1:]))
+    if overlap or not consistent:
         raise UserError(
             f'{path} contradicts itself: its segments overlap, or blocks do not add up to their segment; '
             'record it again.'
@@ -582,12 +583,13 @@ def check_trace(
     trace = load_trace(path)
     events = trace['events']
     fresh = []      # (address, bytes) of segments taken by the card and not yet by us
-    asked = []      # bytes of the segments that our rules take
+    requested = []      # bytes of the segments that our rules take
     wrong = []      # numbers of the events that disagree
     peak = 0
     def place(nbytes):
-        asked.append(nbytes)
-        return fresh[0][0] if asked == [n for _, n in fresh] else UNRECORDED_ADDRESS + 2**40*a.n_mallocs
+        requested.append(nbytes)
+        as_recorded = requested == [n for _, n in fresh]
+        return fresh[0][0] if as_recorded else UNRECORDED_ADDRESS + 2**40*a.n_mallocs
     a = _restore(allocator(choose_address=place), trace)
     addrs = {addr: addr for addr in a.live}
     reserved = accumulate([a.reserved] + [{'S': n, 'F': -n}.get(action, 0) for action, _, n in events])
@@ -600,9 +602,9 @@ def check_trace(
             if action == 'S': fresh.append((addr, n))
             elif action == 'f': a.free(addrs.pop(addr))
             elif action == 'a':
-                asked.clear()
+                requested.clear()
                 addrs[addr] = a.malloc(n)
-                if addrs[addr] != addr or asked != [n for _, n in fresh]:
+                if addrs[addr] != addr or requested != [n for _, n in fresh]:
                     wrong.append(i)
                     addrs[addr] = _move_to_recorded(a, addrs[addr], addr, n, fresh)
                 fresh.clear()

@@ -355,12 +355,12 @@ def _reference_counts(
 def sole_owner_counts()->tuple: # of a tensor, of its storage
     "The reference counts, seen from a dispatch mode, of a gradient that only autograd's engine holds"
     seen = []
-    class Watch(TorchDispatchMode):
+    class CountUses(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             if func is aten.add.Tensor and not torch.is_grad_enabled():
                 seen.append(_reference_counts(args[0]))
             return func(*args, **(kwargs or {}))
-    with torch.enable_grad(), Watch():
+    with torch.enable_grad(), CountUses():
         x = torch.ones(2, requires_grad=True)*1
         (x.exp()*1 + x.sin()*1).sum().backward()
     return seen[0]

@@ -450,7 +450,7 @@ class StepMemory:
             return
         self.record.begin(inputs)
         # Time of this process: another program that takes the cores does not count.
-        self.spent, self.began = 0., time.process_time()
+        self.spent, self.start_time = 0., time.process_time()
         hooks, highest = self._hooks(), _resident_peak()
         try:
             yield
@@ -473,7 +473,7 @@ class StepMemory:
     def _note(self, end=False):
         if not end and (self.given_up or not self.record.can_read()): return
         began = time.process_time()
-        self.given_up = not end and self.spent > max(READING_SECONDS, (began - self.began)/2)
+        self.given_up = not end and self.spent > max(READING_SECONDS, (began - self.start_time)/2)
         with gc_disabled():  # its collections would be charged to the reading, and take longer than it
             self.result.end = self._add(self.record.read(end or self.given_up))
         self.spent += time.process_time() - began
@@ -802,7 +802,7 @@ def spill_signs(
 
 # %% ../../nbs/13_measure.ipynb #bacb97a7
 _OOM_PATTERNS = {
-    'asked': (r'(?:[Tt]ried|[Uu]nable) to allocate ([\d.,]+) (\w+)', r'([\d.,]+) (\w+) wanted'),
+    'requested': (r'(?:[Tt]ried|[Uu]nable) to allocate ([\d.,]+) (\w+)', r'([\d.,]+) (\w+) wanted'),
     'total': (r'total capacity of ([\d.,]+) (\w+)', r'limit ([\d.,]+) (\w+)'),
     'free': (r'of which ([\d.,]+) (\w+) is free',),
     'process': (r'this process has ([\d.,]+) (\w+) memory in use',),
@@ -919,7 +919,7 @@ def _hints(
     f:dict, # from `_read_error`
 )->list: # sentences
     "What the figures by themselves give away"
-    hints, requested = [], f.get('asked', 0)
+    hints, requested = [], f.get('requested', 0)
     missing = requested - f.get('free', 0)
     if requested > f.get('total', np.inf):
         hints.append('This one tensor is larger than the card: no other saving will help.')
@@ -964,8 +964,8 @@ def _place_lines(
 )->list: # lines
     "How much was asked for, by which operator, and where"
     operator, frame, calls = _failed_at(error)
-    if 'asked' in figures:
-        lines = [f"Out of memory: {fmt_bytes(figures['asked'])} more were asked for by {operator}"]
+    if 'requested' in figures:
+        lines = [f"Out of memory: {fmt_bytes(figures['requested'])} more were asked for by {operator}"]
     else: lines = [f'Out of memory in {operator}']
     if frame is not None:
         lines += [f'at {Site(frame.filename, frame.lineno)}', f"in {' → '.join(calls)}"]
@@ -992,7 +992,7 @@ def explain_oom(
     if not isinstance(error, BaseException):
         raise UserError(f'{error!r:.80} is no exception: give the one that was caught.')
     figures = _read_error(str(error))
-    known = isinstance(error, torch.OutOfMemoryError | MemoryError) or 'asked' in figures
+    known = isinstance(error, torch.OutOfMemoryError | MemoryError) or 'requested' in figures
     if not known and not re.search('[Oo]ut of memory|ALLOC_FAILED|to allocate', str(error)):
         raise UserError(f'{type(error).__name__} is not about memory: raise it again.') from error
     of_cpu = 'DefaultCPUAllocator' in str(error) or not torch.cuda.is_initialized()

@@ -184,14 +184,14 @@ class TrainingLoop:
 
     def train_step(self, step, batches):
         "Train on the next batch, and log what came of it"
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         micro_batches, data_notices = self.next_batch(step, batches)
-        data_wait_seconds = time.perf_counter() - began
+        data_wait_seconds = time.perf_counter() - start_time
         lrs = set_learning_rates(self.engine.optimizer, self.train, step, self.run.val_losses)
         if self.run.weight_average: self.engine.on_update = self.run.weight_average.update_hook(step)
         metrics = self.stepper.step(step, micro_batches)
         # A step that was skipped has none.
-        if metrics: self.log_step(step, metrics | lrs, time.perf_counter() - began, data_wait_seconds)
+        if metrics: self.log_step(step, metrics | lrs, time.perf_counter() - start_time, data_wait_seconds)
         for notice in data_notices: self.log(step=step, notice=notice)
 
     def log_step(self, step, metrics, seconds, data_wait_seconds):
