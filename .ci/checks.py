@@ -282,7 +282,9 @@ def installed_by(name, extras, seen=None):
 def check_outputs():
     "Committed outputs are light and speak of no particular machine"
     for p in notebooks():
-        assert p.stat().st_size <= 150*1024, f'{p.name} has {p.stat().st_size//1024} KB'
+        size = p.stat().st_size
+        shown = sum(len(json.dumps(outputs)) for _, _, outputs in cells(p))
+        assert shown <= 100*1024 and size <= 200*1024, f'{p.name}: {shown} bytes of outputs, {size} in all'
         for _, _, outputs in cells(p):
             text = json.dumps([o for o in outputs if 'image/png' not in o.get('data', {})])
             found = re.search(r'/(root|home|tmp|work|Users|usr)/|widget-view|it/s\]|Traceback', text)
