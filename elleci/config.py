@@ -154,6 +154,8 @@ CHECKPOINTING = {
 class TrainConfig:
     "What is chosen about a training run; sizes and rates are recipe A's, what changes during the run is off"
     steps:int = 50_000          # optimizer steps
+    # Passes over the text; `steps` is computed from them once the text is counted. 0: `steps` stands.
+    epochs:float = 0.
     seq_len:int = 1024          # T, tokens in a row
     batch_size:int = 4          # B, rows in a micro-batch
     grad_accum_steps:int = 16   # M, micro-batches in an optimizer step
@@ -189,6 +191,12 @@ class TrainConfig:
     mix:tuple = ()
     # growing rows: (fraction of `steps`, what `seq_len` is divided by); () is `seq_len` throughout
     seq_len_schedule:tuple = ()
+    # How text becomes tokens: 'bpe' (learnt from the training's text), 'char', 'byte', or a tokenizer.json.
+    tokenizer:str = 'bpe'
+    allow_unused_vocab:bool = False # train even where the text is too small to fill the vocabulary
+    max_samples:int = 0         # documents read of each source, at most; 0: all
+    # A run stops before its first step where a larger share of the documents had to be skipped as damaged.
+    max_skipped_ratio:float = 0.01
     # In their first epoch the documents of a source are read from common words to rare ones.
     easy_first:bool = False
     # fraction of `steps` until which deeper layers learn more slowly; 0: all learn alike
@@ -336,7 +344,9 @@ POSITIVE = (
     'steps', 'seq_len', 'batch_size', 'grad_accum_steps', 'val_every', 'val_rows', 'save_every',
     'save_total_limit', 'lr', 'max_grad_norm',
 )
-NOT_NEGATIVE = ('weight_decay', 'num_workers', 'plateau_patience', 'keep_every')
+NOT_NEGATIVE = (
+    'weight_decay', 'num_workers', 'plateau_patience', 'keep_every', 'epochs', 'max_samples',
+)
 
 
 def _check_numbers(
@@ -358,10 +368,10 @@ def _check_numbers(
         _check(getattr(t, name) >= 0, f'{name} is {getattr(t, name)}: give 0 or more.')
     for name in ('lr', 'weight_decay'):
         _check(getattr(t, name) < 1e3, f'{name} is {getattr(t, name)}: give less than 1000.')
-    for name in ('lerac_ratio', 'averaging_start'):
+    for name in ('lerac_ratio', 'averaging_start', 'max_skipped_ratio'):
         _check(
             0 <= getattr(t, name) <= 1,
-            f'{name} is {getattr(t, name)}: give a fraction of the run, from 0 to 1.',
+            f'{name} is {getattr(t, name)}: give a fraction, from 0 to 1.',
         )
 
 
