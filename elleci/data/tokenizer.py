@@ -134,7 +134,7 @@ def byte_tokenizer(
     return train_tokenizer([], vocab_size)
 
 # %% ../../nbs/70_tokenizer.ipynb #83e30269
-# They write the bytes of characters that a `CharTokenizer` has no entry for. Their ids follow the special tokens.
+# They write the bytes of characters that a `CharTokenizer` has no entry for. Their ids begin at 5.
 HEX_DIGITS = tuple(f'<|hex_{digit:x}|>' for digit in range(16))
 
 # %% ../../nbs/70_tokenizer.ipynb #10b3dc15
