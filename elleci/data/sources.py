@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['MAX_EXAMPLES', 'MAX_TEXT_BYTES', 'MAX_LINE_BYTES', 'VAL_FRACTION', 'Document', 'SourceRows', 'SkippedRows',
            'SourceSpec', 'parse_spec', 'corpus_folder', 'retrying', 'iter_documents', 'is_validation',
-           'split_documents', 'train_tokenizer_on', 'encode_documents', 'recipe_names', 'read_recipe', 'data_settings']
+           'split_documents', 'mean_shares', 'sample_texts', 'train_tokenizer_on', 'encode_documents', 'recipe_names',
+           'read_recipe', 'data_settings']
 
 # %% ../../nbs/71_data.ipynb #a2ac640a
 import ast, atexit, codecs, contextlib, dataclasses, gc, json, math, os, sysconfig, time, tomllib, warnings
@@ -978,17 +979,47 @@ def _tokenizer_texts(
     yield from _take_text(split_documents(documents, val=False), max_chars)
 
 # %% ../../nbs/71_data.ipynb #e9731df9
+def mean_shares(
+    data:tuple,   # ((name, spec), …)
+    mix:tuple=(), # ((fraction of the run at which a phase begins, ((name, weight), …)), …)
+)->dict: # name to its share of the run's tokens, all phases together; equal shares without a mix
+    "How much of a whole run each source is"
+    if not mix: return {name: 1/len(data) for name, _ in data}
+    shares = {name: 0. for name, _ in data}
+    ends = [start for start, _ in mix[1:]] + [1.]
+    for (start, weights), end in zip(mix, ends):
+        total = sum(weight for _, weight in weights)
+        for name, weight in weights: shares[name] += (end - start)*weight/total
+    return shares
+
+# %% ../../nbs/71_data.ipynb #b810c02e
+def sample_texts(
+    data:tuple,   # ((name, spec), …)
+    mix:tuple=(), # as in `TrainConfig`: a source with a larger share of the run may give more text
+    max_chars:PositiveInt=2**24, # of all sources together
+    max_samples:int=0, # rows of each source that are read at most; 0: all
+): # yields texts
+    "The text that a tokenizer for these sources is learned from; a source with less than its share gives all"
+    shares = mean_shares(data, mix)
+    for name, spec in data:
+        limit = int(max_chars*shares[name]) if mix else max_chars//len(data)
+        if limit: yield from _tokenizer_texts(name, spec, limit, max_samples)
+
+# %% ../../nbs/71_data.ipynb #4b125a8a
+from .tokenizer import TOKENIZERS
+
+# %% ../../nbs/71_data.ipynb #e8edbcf1
 @validate_ranges
 def train_tokenizer_on(
     data:tuple,           # ((name, spec), …)
     vocab_size:VocabSize, # V, a multiple of 128
     max_chars:PositiveInt=2**24, # of all sources together
+    mix:tuple=(),         # as for `sample_texts`
+    kind:str='bpe',       # a key of `TOKENIZERS`
     max_samples:int=0,    # rows of each source that are read at most; 0: all
-): # a `tokenizers.Tokenizer`
-    "A byte-level BPE from the training side of each source; of conversations, from their messages' contents"
-    share = max_chars//len(data)
-    texts = (text for name, spec in data for text in _tokenizer_texts(name, spec, share, max_samples))
-    return train_tokenizer(texts, vocab_size)
+): # a `tokenizers.Tokenizer` or `CharTokenizer`
+    "A tokenizer from the training side of each source; of conversations, from their messages' contents"
+    return TOKENIZERS[kind](sample_texts(data, mix, max_chars, max_samples), vocab_size)
 
 # %% ../../nbs/71_data.ipynb #60d550ce
 def encode_documents(
