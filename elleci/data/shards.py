@@ -14,14 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Annotated, Literal, NamedTuple
 import numpy as np
 from ..core import GiB, Range, UserError, NumWorkers, atomic_write, validate_ranges, replace_file
 from ..core import require
 from .sources import Document, SourceSpec, iter_documents, parse_spec
-from .tokenizer import BOS, EOT, IM_END, IM_START, SPECIAL_TOKENS, CharTokenizer, VocabSize, chatml
-from .tokenizer import chunk_text, text_chunk_length, save_tokenizer
+from .tokenizer import BOS, EOT, IM_END, IM_START, SPECIAL_TOKENS, CharTokenizer, VocabSize
+from .tokenizer import chatml, chunk_text, text_chunk_length, save_tokenizer
 from ..files import CRC_FIELD, decode_sealed, read_limited, sealed_json
 
 # %% ../../nbs/72_pretokenize.ipynb #d95ea597
@@ -623,7 +622,8 @@ def missing_shards(
     finished = _finished_shards(Path(folder), _index_header(tok))
     for shard, (index, _) in finished.items():
         counts = shard_texts[shard] if shard < len(shard_texts) else _ShardText().counts
-        _check_same_text(shard, index, SimpleNamespace(documents=counts['documents'], crc32=counts['text_crc32']))
+        text = _ShardText(counts['documents'], counts['text_bytes'], counts['text_crc32'])
+        _check_same_text(shard, index, text)
     return [shard for shard in range(len(shard_texts)) if shard not in finished]
 
 # %% ../../nbs/72_pretokenize.ipynb #21800889
