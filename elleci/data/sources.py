@@ -1168,7 +1168,7 @@ def read_recipe(
 
 # %% ../../nbs/71_data.ipynb #2ccaf105
 def data_settings(
-    data:str, # a recipe's name, the path of a .toml file, or the spec of a single source
+    data:str, # a recipe's name, the path of a .toml file or of a folder with a recipe.toml, or a spec
 )->dict: # as from `read_recipe`
     "The settings that --data stands for; raises `UserError` for any mistake, before text is read"
     text = str(data)
@@ -1180,6 +1180,9 @@ def data_settings(
                 'english = "embedded:english" and tables [[mix]] of start = 0.0, weights = {english = 1}.'
             )
         if where.endswith('.toml'): return read_recipe(where)
+        # What `elleci_pretokenize` makes of a recipe.
+        prepared = os.path.join(text, 'recipe.toml')
+        if os.path.isfile(prepared): return read_recipe(prepared)
         if text in recipe_names():
             if not os.path.lexists(text): return read_recipe(text)
             raise UserError(f'{text} is a recipe and a path here: give {text}.toml of a copy, or ./{text}.')
