@@ -4,21 +4,21 @@
 
 # %% auto #0
 __all__ = ['MAX_SHARD_DOCUMENTS', 'FORMAT_VERSION', 'ShardBytes', 'Part', 'tokenizer_fingerprint', 'explain_write_errors',
-           'resolve_num_workers', 'write_shards', 'missing_shards', 'index_shards', 'pretokenize', 'Shards',
-           'read_document', 'read_range', 'verify_shards', 'text_bytes']
+           'read_skipped', 'resolve_num_workers', 'write_shards', 'missing_shards', 'index_shards', 'pretokenize',
+           'Shards', 'read_document', 'read_range', 'verify_shards', 'text_bytes']
 
-# %% ../../nbs/72_pretokenize.ipynb #df3037e5
+# %% ../../nbs/72_pretokenize.ipynb #ee446ef5
 import contextlib, errno, hashlib, inspect, json, os, pickle, re, subprocess, sys, threading, zlib
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 import numpy as np
 from ..core import GiB, Range, UserError, NumWorkers, atomic_write, validate_ranges, replace_file
 from ..core import require
-from .sources import Document, SourceSpec, iter_documents, parse_spec
+from .sources import Document, SkippedRows, SourceRows, SourceSpec
 from .tokenizer import BOS, EOT, IM_END, IM_START, SPECIAL_TOKENS, CharTokenizer, VocabSize
 from .tokenizer import chatml, chunk_text, text_chunk_length, save_tokenizer
 from ..files import CRC_FIELD, decode_sealed, read_limited, sealed_json
@@ -166,15 +166,18 @@ def _ordered_results(
 # %% ../../nbs/72_pretokenize.ipynb #4d74150e
 def _checked_documents(
     documents, # iterable of str or `Document`
+    skipped:SkippedRows, # counts the bad ones, which are passed over
 ): # yields `Document`
     "The documents; whatever is wrong with them or their source becomes one sentence"
     n = 0
-    try:
+    def counted():
+        nonlocal n
         for n, doc in enumerate(documents, 1):
             if not isinstance(doc, Document): doc = Document('text', f'document {n}', doc)
             if not isinstance(doc.text, str):
                 raise UserError(f'Document {n} is of type {type(doc.text).__name__}: give text (str).')
             yield doc
+    try: yield from skipped.good(counted())
     except UserError: raise
     except Exception as e:
         raise UserError(
@@ -561,6 +564,34 @@ def _write_index(folder, header):
         entries.append(dict(shard=number) | counts | dict(seal=seal, sources=sources))
     atomic_write(folder/'index.json', sealed_json(header | dict(shards=entries), indent=1))
 
+# %% ../../nbs/72_pretokenize.ipynb #dd6f4674
+@dataclass
+class _SkippedRecord:
+    "skipped.json"
+    sources:dict[str, SourceRows]
+
+# %% ../../nbs/72_pretokenize.ipynb #ab3b37bb
+def _write_skipped(folder, skipped):
+    "Write which rows were skipped; if there were none, remove what an earlier text left"
+    path = folder/'skipped.json'
+    if skipped.total: atomic_write(path, sealed_json(dict(sources=skipped.to_dict()), indent=1))
+    else: path.unlink(missing_ok=True)
+
+# %% ../../nbs/72_pretokenize.ipynb #990187b0
+def read_skipped(
+    folder:str|Path, # of shards
+)->SkippedRows: # empty where no row was skipped
+    "The rows that were skipped when the text of shards was tokenised; `UserError` for a damaged record"
+    path = Path(folder)/'skipped.json'
+    try: raw = read_limited(path, GiB)
+    except FileNotFoundError: return SkippedRows()
+    except OSError as e:
+        raise UserError(f'{path} cannot be read ({e.strerror}): check its permissions.') from None
+    try: sources = decode_sealed(raw, _SkippedRecord).sources
+    except ValueError as e:
+        raise UserError(f'{path} is damaged ({str(e)[:200]}): remove it and {_HOW_TO_REPAIR}.') from None
+    return SkippedRows({name: asdict(seen) for name, seen in sources.items()})
+
 # %% ../../nbs/72_pretokenize.ipynb #5a9fd1fb
 def _check_output_folder(out, finished):
     "Raise `UserError` if `out` has an index.json, but neither shards nor ours"
@@ -580,7 +611,7 @@ def resolve_num_workers(
 # %% ../../nbs/72_pretokenize.ipynb #f4d5fec4
 ShardBytes = Annotated[int, Range(1, 2**40)]   # bytes of text in a shard
 
-# %% ../../nbs/72_pretokenize.ipynb #4aa64667
+# %% ../../nbs/72_pretokenize.ipynb #3d49aaa7
 @validate_ranges
 def write_shards(
     documents,     # iterable of str or `Document`; after a kill the same, from its beginning
@@ -603,13 +634,15 @@ def write_shards(
         finished = {number: index for number, (index, _) in _finished_shards(out, header).items()}
         _check_output_folder(out, finished)
         if not finished or not (out/'tokenizer.json').exists(): save_tokenizer(tok, out/'tokenizer.json')
-        documents = _checked_documents(documents)
+        skipped = SkippedRows()
+        documents = _checked_documents(documents, skipped)
         chunks = _assign_to_shards(
             documents, finished, shard_bytes, text_chunk_length(tok), bar.update, part, shard_texts
         )
         batches = _batch_chunks(chunks, min(2**17, shard_bytes))
         with _tokenizer_pool(tok, header['dtype'], num_workers) as submit:
             _write_shards(_ordered_results(submit, batches, 3*num_workers), out, header)
+        _write_skipped(out, skipped)
     return shard_texts
 
 # %% ../../nbs/72_pretokenize.ipynb #2b7e6ce0

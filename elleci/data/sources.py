@@ -31,7 +31,7 @@ from elleci.core import (
 )
 from ..config import EMBEDDED
 from .tokenizer import ROLES, SPECIAL_TOKENS, VocabSize, chatml, encode_document
-from .tokenizer import train_tokenizer
+from .tokenizer import TOKENIZERS
 from ..files import installed_folder, open_regular, read_limited
 
 # %% ../../nbs/71_data.ipynb #22cd60b6
@@ -1004,9 +1004,6 @@ def sample_texts(
     for name, spec in data:
         limit = int(max_chars*shares[name]) if mix else max_chars//len(data)
         if limit: yield from _tokenizer_texts(name, spec, limit, max_samples)
-
-# %% ../../nbs/71_data.ipynb #4b125a8a
-from .tokenizer import TOKENIZERS
 
 # %% ../../nbs/71_data.ipynb #e8edbcf1
 @validate_ranges
