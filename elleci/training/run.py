@@ -338,7 +338,8 @@ def _load_or_learn_tokenizer(folder, config):
         train = config.train
         tokenizer = learn_tokenizer(train.data, train.mix, vocab_size, kind, train.allow_unused_vocab)
         used = num_used_entries(tokenizer)
-        if used <= vocab_size - 128: print(f'the text fills {used:,} of {vocab_size:,} entries of the vocabulary')
+        if used <= vocab_size - 128:
+            print(f'the text fills {used:,} of {vocab_size:,} entries of the vocabulary')
     save_tokenizer(tokenizer, path)
     return tokenizer
 
