@@ -8,7 +8,7 @@ __all__ = ['MAX_UNCHECKED_VOCAB', 'MEASURED_BYTES', 'check_vocab_filled', 'learn
            'Forecast', 'forecast', 'SourceText', 'prepare_source', 'data_card', 'card_to_markdown', 'prepared_recipe',
            'parse_part', 'elleci_pretokenize', 'pretokenize_command']
 
-# %% ../../nbs/72_prepare.ipynb #a9c1e9ed
+# %% ../../nbs/72_prepare.ipynb #cf99fe12
 import contextlib, datetime, json, shutil, sys, time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,10 +25,10 @@ from .tokenizer import TOKENIZERS, CharTokenizer, VocabSize, encode_document, lo
 from .tokenizer import num_used_entries, round_vocab, save_tokenizer
 from ..files import decode_sealed, read_limited, sealed_json
 
-# %% ../../nbs/72_prepare.ipynb #c95604e6
+# %% ../../nbs/72_prepare.ipynb #431b13f9
 MAX_UNCHECKED_VOCAB = 8192   # entries; a larger vocabulary must be filled
 
-# %% ../../nbs/72_prepare.ipynb #2d81c86d
+# %% ../../nbs/72_prepare.ipynb #a93c006e
 def check_vocab_filled(
     tok, # just learned, from texts
     what:str='The text', # that it was learned from, begins the message
@@ -46,7 +46,7 @@ def check_vocab_filled(
         f'(recipes: {", ".join(recipe_names())}), or insist with --allow-unused-vocab.'
     )
 
-# %% ../../nbs/72_prepare.ipynb #de60562e
+# %% ../../nbs/72_prepare.ipynb #4961591d
 def learn_tokenizer(
     data:tuple,     # ((name, spec), …)
     mix:tuple,      # ((fraction of the run at which a phase begins, ((name, weight), …)), …)
@@ -59,7 +59,7 @@ def learn_tokenizer(
     if not allow_unused_vocab: check_vocab_filled(tok)
     return tok
 
-# %% ../../nbs/72_prepare.ipynb #2cc12304
+# %% ../../nbs/72_prepare.ipynb #c26741a8
 def _parse_size(
     text:str, # a whole number, or one such as 2e9
     flag:str, # for messages
@@ -71,7 +71,7 @@ def _parse_size(
         raise UserError(f'{flag} is {text[:60]!r}: give a number such as 2e9, or one per source: a=2e9,b=9.')
     return int(size)
 
-# %% ../../nbs/72_prepare.ipynb #b724443d
+# %% ../../nbs/72_prepare.ipynb #bd667ce9
 def parse_budget(
     text:str,    # 2e9, shared out by the mix; or english=2e9,italian=1e9
     flag:str,    # where it is from, for messages
@@ -89,7 +89,7 @@ def parse_budget(
         budget[name] = _parse_size(size, flag)
     return budget
 
-# %% ../../nbs/72_prepare.ipynb #37f4b0de
+# %% ../../nbs/72_prepare.ipynb #54f703ee
 def text_size(
     document, # a `Document`
 )->int: # bytes of UTF-8
@@ -97,7 +97,7 @@ def text_size(
     texts = [message['content'] for message in document.messages] or [document.text]
     return sum(len(text.encode()) for text in texts)
 
-# %% ../../nbs/72_prepare.ipynb #b649c30a
+# %% ../../nbs/72_prepare.ipynb #0b79e755
 class CountedDocuments:
     "The documents of a source up to a budget, counted; bad rows go by and cost nothing"
     def __init__(self,
@@ -123,7 +123,7 @@ class CountedDocuments:
         "The `SourceRows` of the source, as a dictionary"
         return next(iter(self.skipped.to_dict().values()))
 
-# %% ../../nbs/72_prepare.ipynb #7194f52a
+# %% ../../nbs/72_prepare.ipynb #ddb93d38
 def _parquet_text_bytes(
     path:Path,
     field:str, # the column of the text, besides "messages"
@@ -139,7 +139,7 @@ def _parquet_text_bytes(
     names = (field, 'messages')
     return sum(c.total_uncompressed_size for c in columns if c.path_in_schema.split('.')[0] in names)
 
-# %% ../../nbs/72_prepare.ipynb #881aa43e
+# %% ../../nbs/72_prepare.ipynb #5f929361
 def expected_bytes(
     name:str,        # of the source
     spec:SourceSpec,
@@ -157,7 +157,7 @@ def expected_bytes(
     # Whatever is wrong with a file is reported when it is read.
     except Exception: return None
 
-# %% ../../nbs/72_prepare.ipynb #65a776eb
+# %% ../../nbs/72_prepare.ipynb #500c2450
 @dataclass
 class Measured:
     "What the beginning of a source shows"
@@ -169,10 +169,10 @@ class Measured:
     @property
     def bytes_per_token(self): return self.num_bytes/self.num_tokens
 
-# %% ../../nbs/72_prepare.ipynb #3913ab77
+# %% ../../nbs/72_prepare.ipynb #754f0082
 MEASURED_BYTES = 2**19   # of text, of each source
 
-# %% ../../nbs/72_prepare.ipynb #ee4f70a1
+# %% ../../nbs/72_prepare.ipynb #8454d818
 def measure_source(
     documents, # iterable of `Document`
     tok,       # tokenizers.Tokenizer or `CharTokenizer`
@@ -186,7 +186,7 @@ def measure_source(
     num_tokens = sum(len(encode_document(tok, list(d.messages) or d.text)) for d in beginning)
     return Measured(counted.num_bytes, num_tokens, len(beginning), time.perf_counter() - start)
 
-# %% ../../nbs/72_prepare.ipynb #5e5a1947
+# %% ../../nbs/72_prepare.ipynb #2f53f551
 @dataclass
 class Plan:
     "plan.json: what all parts of a folder have in common"
@@ -195,7 +195,7 @@ class Plan:
     shard_bytes:ShardBytes
     max_bytes:dict[str, Annotated[int, Range(1, 2**60)]|None] # of each source's text; None: all of it
 
-# %% ../../nbs/72_prepare.ipynb #bf82f827
+# %% ../../nbs/72_prepare.ipynb #5467fe85
 def make_plan(
     tok,             # tokenizers.Tokenizer or `CharTokenizer`
     measured:dict,   # {source: `Measured`}
@@ -214,7 +214,7 @@ def make_plan(
     limits = {name: min(sizes, default=None) for name, sizes in budgets.items()}
     return Plan(1, tokenizer_fingerprint(tok), shard_bytes or 2**26, limits)
 
-# %% ../../nbs/72_prepare.ipynb #b3eaa6a3
+# %% ../../nbs/72_prepare.ipynb #24486ebc
 def _read_sealed(
     path:Path,
     kind:type, # of the record
@@ -227,7 +227,7 @@ def _read_sealed(
     except ValueError as e:
         raise UserError(f'{path} is damaged ({str(e)[:200]}): remove it, and run the same again.') from None
 
-# %% ../../nbs/72_prepare.ipynb #3724f6ff
+# %% ../../nbs/72_prepare.ipynb #91166a02
 def settle_plan(
     out:Path,
     plan:Plan,   # of this start
@@ -251,7 +251,7 @@ def settle_plan(
         )
     return own
 
-# %% ../../nbs/72_prepare.ipynb #1fd85076
+# %% ../../nbs/72_prepare.ipynb #21bc0403
 @dataclass
 class Forecast:
     "What a source will become"
@@ -260,7 +260,7 @@ class Forecast:
     disk:int=0         # bytes
     seconds:float=0.   # of one process
 
-# %% ../../nbs/72_prepare.ipynb #8b9c2da2
+# %% ../../nbs/72_prepare.ipynb #e428560f
 def forecast(
     measured:Measured,
     size:int|None,      # bytes of text, from `expected_bytes`
@@ -275,14 +275,14 @@ def forecast(
     disk = token_bytes*num_tokens + 40*scale*measured.documents
     return Forecast(min(known), round(num_tokens), round(disk), scale*measured.seconds)
 
-# %% ../../nbs/72_prepare.ipynb #ccf95d9c
+# %% ../../nbs/72_prepare.ipynb #2d55b71b
 def _fmt_seconds(seconds):
     "A duration as a person would say it"
     for unit, name in ((86400, 'days'), (3600, 'hours'), (60, 'minutes')):
         if seconds >= 2*unit: return f'{seconds/unit:.1f} {name}'
     return f'{max(1, round(seconds))} s'
 
-# %% ../../nbs/72_prepare.ipynb #db6fb020
+# %% ../../nbs/72_prepare.ipynb #54ebee47
 def _print_forecast(
     forecasts:dict, # {source: `Forecast`}
     shares:dict,
@@ -303,7 +303,7 @@ def _print_forecast(
     print(f'{at_least} {fmt_bytes(disk)} on disk ({fmt_bytes(free)} are free) and {_fmt_seconds(seconds)}')
     if disk > free: print('The disk will be full before the end: make room, or set --max-tokens.')
 
-# %% ../../nbs/72_prepare.ipynb #8a6f7d05
+# %% ../../nbs/72_prepare.ipynb #1f088c53
 @dataclass
 class SourceText:
     "text.json: a source as it was read, from its beginning to its end or its budget"
@@ -312,7 +312,7 @@ class SourceText:
     rows:SourceRows            # all that went by, with those that were skipped
     shards:list[dict[str, int]] # from `write_shards`
 
-# %% ../../nbs/72_prepare.ipynb #a7f4d9f2
+# %% ../../nbs/72_prepare.ipynb #6cb090a5
 def prepare_source(
     name:str,
     spec:str,
@@ -338,7 +338,7 @@ def prepare_source(
     with explain_write_errors(folder): atomic_write(path, sealed_json(asdict(text), indent=1))
     return text
 
-# %% ../../nbs/72_prepare.ipynb #c7e79b2e
+# %% ../../nbs/72_prepare.ipynb #077d7799
 def data_card(
     recipe:str,    # as the user named it
     settings:dict, # from `data_settings`
@@ -377,7 +377,7 @@ def data_card(
         total=total,
     )
 
-# %% ../../nbs/72_prepare.ipynb #c1edf5f7
+# %% ../../nbs/72_prepare.ipynb #ebc136a3
 def card_to_markdown(
     card:dict, # from `data_card`
 )->str:
@@ -407,7 +407,7 @@ def card_to_markdown(
         lines.append(f"- from {phase['start']:.0%} of the run on: {weights}")
     return '\n'.join(lines) + '\n'
 
-# %% ../../nbs/72_prepare.ipynb #c61eb7ac
+# %% ../../nbs/72_prepare.ipynb #eccddec4
 def prepared_recipe(
     recipe:str,    # as the user named it, for the description
     settings:dict, # from `data_settings`
@@ -425,7 +425,7 @@ def prepared_recipe(
         lines += ['', '[[mix]]', f'start = {float(start)}', f'weights = {{{pairs}}}']
     return '\n'.join(lines) + '\n'
 
-# %% ../../nbs/72_prepare.ipynb #cfd350fe
+# %% ../../nbs/72_prepare.ipynb #a3394937
 def parse_part(
     text:str|None, # '3/8', or nothing for all
 )->Part:
@@ -436,11 +436,11 @@ def parse_part(
     if not is_part: raise UserError(f'--part is {text[:40]!r}: give a number and a count, such as 3/8.')
     return Part(int(number) - 1, int(count))
 
-# %% ../../nbs/72_prepare.ipynb #32a8b96c
+# %% ../../nbs/72_prepare.ipynb #ac922cb6
 # What --vocab-size is where it is not given.
 _DEFAULT_VOCAB = dict(bpe=ModelConfig.vocab_size, char=128, byte=384)
 
-# %% ../../nbs/72_prepare.ipynb #f9584a81
+# %% ../../nbs/72_prepare.ipynb #9404d38f
 def _resolve_tokenizer(out, settings, tokenizer, vocab_size, allow_unused_vocab):
     "The tokenizer of the folder, the one that was named, or one that is learned"
     path = None if tokenizer in (None, *TOKENIZERS) else tokenizer
@@ -458,12 +458,12 @@ def _resolve_tokenizer(out, settings, tokenizer, vocab_size, allow_unused_vocab)
         )
     return tok
 
-# %% ../../nbs/72_prepare.ipynb #789c2270
+# %% ../../nbs/72_prepare.ipynb #ccab5824
 def _source_folders(data, sources):
     "The folder of each source in the output; a single source that is no recipe's has the folder itself"
     return {name: '.' if (name, spec) == ('text', data) else name for name, spec in sources}
 
-# %% ../../nbs/72_prepare.ipynb #24f7db89
+# %% ../../nbs/72_prepare.ipynb #2917951e
 def _begin(settings, out, tok, asked, num_workers, part):
     "Measure the sources, settle the plan of the folder, and print what it will take"
     shares = mean_shares(settings['data'], settings['mix'])
@@ -483,7 +483,7 @@ def _begin(settings, out, tok, asked, num_workers, part):
     _print_forecast(forecasts, shares, out, num_workers, part)
     return plan, forecasts
 
-# %% ../../nbs/72_prepare.ipynb #4be9dada
+# %% ../../nbs/72_prepare.ipynb #f5273eab
 def _find_finished(out, folders, tok):
     "{source: `SourceText`} if all shards of a folder are there; else None"
     texts = {}
@@ -492,7 +492,7 @@ def _find_finished(out, folders, tok):
         if texts[name] is None or missing_shards(out/folder, tok, texts[name].shards): return None
     return texts
 
-# %% ../../nbs/72_prepare.ipynb #eb3fa246
+# %% ../../nbs/72_prepare.ipynb #476b27da
 def _write_card(out, card):
     "Write the card, unless the same one is there with an earlier date"
     path = out/'card.json'
@@ -501,7 +501,7 @@ def _write_card(out, card):
     atomic_write(out/'CARD.md', card_to_markdown(card))
     atomic_write(path, json.dumps(card, indent=1, ensure_ascii=False) + '\n')
 
-# %% ../../nbs/72_prepare.ipynb #53da13e2
+# %% ../../nbs/72_prepare.ipynb #c61e17bd
 def _finish(out, recipe, settings, folders, plan, texts, tok, max_skipped_ratio):
     "One index per source over all parts, the card, and the recipe to train on"
     shards = {name: index_shards(out/folder, tok) for name, folder in folders.items()}
@@ -519,7 +519,7 @@ def _finish(out, recipe, settings, folders, plan, texts, tok, max_skipped_ratio)
     print(f'{out} is complete; CARD.md says what is in it. Train with --data {out}')
     return shards
 
-# %% ../../nbs/72_prepare.ipynb #67852046
+# %% ../../nbs/72_prepare.ipynb #8f392f6a
 @validate_ranges
 def elleci_pretokenize(
     data:str, # a recipe's name or .toml; or one source: text, embedded:english, hub:NAME?config=…&field=…
@@ -562,7 +562,7 @@ def elleci_pretokenize(
         return {}
     return _finish(out, data, settings, folders, plan, texts, tok, max_skipped_ratio)
 
-# %% ../../nbs/72_prepare.ipynb #fafda7b7
+# %% ../../nbs/72_prepare.ipynb #eba84277
 def pretokenize_command(
     argv=None, # list of arguments; None takes the shell's
 ):

@@ -7,7 +7,7 @@ __all__ = ['MAX_SHARD_DOCUMENTS', 'FORMAT_VERSION', 'ShardBytes', 'Part', 'token
            'read_skipped', 'resolve_num_workers', 'write_shards', 'missing_shards', 'index_shards', 'pretokenize',
            'Shards', 'read_document', 'read_range', 'verify_shards', 'text_bytes']
 
-# %% ../../nbs/72_pretokenize.ipynb #9ca63eb8
+# %% ../../nbs/72_pretokenize.ipynb #148497b8
 import contextlib, errno, hashlib, inspect, json, os, pickle, re, subprocess, sys, threading, zlib
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -16,12 +16,27 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 import numpy as np
-from ..core import GiB, Range, UserError, NumWorkers, atomic_write, validate_ranges, replace_file
-from ..core import require
-from .sources import Document, SkippedRows, SourceRows, SourceSpec, iter_documents, parse_spec
-from .tokenizer import BOS, EOT, IM_END, IM_START, SPECIAL_TOKENS, CharTokenizer, VocabSize
-from .tokenizer import chatml, chunk_text, text_chunk_length, save_tokenizer
-from ..files import CRC_FIELD, decode_sealed, read_limited, sealed_json
+from elleci.core import GiB, Range, UserError, NumWorkers, atomic_write, validate_ranges, replace_file
+from elleci.core import require
+<<<<<<< ours
+from elleci.data.sources import Document, SkippedRows, SourceRows, SourceSpec, iter_documents, parse_spec
+||||||| base
+<<<<<<< ours
+from elleci.data.sources import Document, SkippedRows, SourceRows, SourceSpec, iter_documents, parse_spec
+from elleci.data.tokenizer import BOS, EOT, IM_END, IM_START, SPECIAL_TOKENS, CharTokenizer, VocabSize, chatml
+from elleci.data.tokenizer import chunk_text, text_chunk_length, save_tokenizer
+||||||| base
+from elleci.data.sources import Document, SourceSpec, iter_documents, parse_spec
+from elleci.data.tokenizer import BOS, EOT, IM_END, IM_START, SPECIAL_TOKENS, CharTokenizer, VocabSize, chatml
+from elleci.data.tokenizer import chunk_text, text_chunk_length, save_tokenizer
+=======
+from elleci.data.sources import Document, SourceSpec, iter_documents, parse_spec
+=======
+from elleci.data.sources import Document, SkippedRows, SourceRows, SourceSpec
+>>>>>>> theirs
+from elleci.data.tokenizer import BOS, EOT, IM_END, IM_START, SPECIAL_TOKENS, CharTokenizer, VocabSize
+from elleci.data.tokenizer import chatml, chunk_text, text_chunk_length, save_tokenizer
+from elleci.files import CRC_FIELD, decode_sealed, read_limited, sealed_json
 
 # %% ../../nbs/72_pretokenize.ipynb #d95ea597
 def _text_chunks(

@@ -8,7 +8,7 @@ __all__ = ['MAX_EXAMPLES', 'MAX_TEXT_BYTES', 'MAX_LINE_BYTES', 'VAL_FRACTION', '
            'split_documents', 'mean_shares', 'sample_texts', 'train_tokenizer_on', 'encode_documents', 'recipe_names',
            'read_recipe', 'data_settings']
 
-# %% ../../nbs/71_data.ipynb #a2ac640a
+# %% ../../nbs/71_data.ipynb #6a9e5c06
 import ast, atexit, codecs, contextlib, dataclasses, gc, json, math, os, sysconfig, time, warnings
 import weakref, zlib
 from collections import deque
@@ -29,12 +29,20 @@ from elleci.core import (
     fmt_bytes,
     require,
 )
-from ..config import EMBEDDED
-from .tokenizer import ROLES, SPECIAL_TOKENS, VocabSize, chatml, encode_document
-from .tokenizer import train_tokenizer
-from .. import toml
-from ..toml import errors_of, installed_files
-from ..files import installed_folder, open_regular
+from elleci.config import EMBEDDED
+from elleci.data.tokenizer import ROLES, SPECIAL_TOKENS, VocabSize, chatml, encode_document
+<<<<<<< ours
+from elleci.data.tokenizer import train_tokenizer
+from elleci import toml
+from elleci.toml import errors_of, installed_files
+from elleci.files import installed_folder, open_regular
+||||||| base
+from elleci.data.tokenizer import train_tokenizer
+from elleci.files import installed_folder, open_regular, read_limited
+=======
+from elleci.data.tokenizer import TOKENIZERS
+from elleci.files import installed_folder, open_regular, read_limited
+>>>>>>> theirs
 
 # %% ../../nbs/71_data.ipynb #22cd60b6
 class Document(NamedTuple):
@@ -1006,9 +1014,6 @@ def sample_texts(
     for name, spec in data:
         limit = int(max_chars*shares[name]) if mix else max_chars//len(data)
         if limit: yield from _tokenizer_texts(name, spec, limit, max_samples)
-
-# %% ../../nbs/71_data.ipynb #4b125a8a
-from .tokenizer import TOKENIZERS
 
 # %% ../../nbs/71_data.ipynb #e8edbcf1
 @validate_ranges
