@@ -241,12 +241,12 @@ class SkippedRows:
                     f'(it is {max_skipped_ratio:g}).'
                 )
 
-    def notices(self)->list: # of str
+    def notices(self)->dict: # {source: line}
         "A line for each source that has skipped rows"
-        return [
-            f'{name}: {seen.skipped:,} of {seen.rows:,} rows are skipped: {_describe_reasons(seen)}'
+        return {
+            name: f'{name}: {seen.skipped:,} of {seen.rows:,} rows are skipped: {_describe_reasons(seen)}'
             for name, seen in self.sources.items() if seen.skipped
-        ]
+        }
 
 # %% ../../nbs/71_data.ipynb #a0091263
 class SourceSpec(NamedTuple):
