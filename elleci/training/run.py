@@ -130,12 +130,24 @@ def preflight(
     _refuse_unless_it_fits(config.preset, device, a, free)
     return a
 
+# %% ../../nbs/76_train.ipynb #ad88a951
+@contextlib.contextmanager
+def _paused_updates(engine, memory):
+    "Within it the measurement pauses while the engine calls its `on_update`"
+    on_update = engine.on_update
+    def call_unmeasured(*args):
+        with memory.pause(): on_update(*args)
+    if on_update: engine.on_update = call_unmeasured
+    try: yield
+    finally: engine.on_update = on_update
+
 # %% ../../nbs/76_train.ipynb #e6d04d7b
 @contextlib.contextmanager
 def measure_steps(
     engine, # from `make_engine`; its `step` is wrapped
+    shapes=None, # a list, to which (B, T, M) of every step is appended
 ): # a context manager that gives a `StepMemory`
-    "Measure the engine's steps, and nothing between them"
+    "Measure the engine's steps, and nothing between them; nor an average of the weights, which it may make"
     # On a CPU the tensors that exist already have to be counted one by one.
     known = []
     if engine.device.type == 'cpu':
@@ -147,7 +159,8 @@ def measure_steps(
     wrapped_before = vars(engine).get('step')
     def measured_step(micro_batches):
         inputs = [tensor for micro_batch in micro_batches for tensor in micro_batch]
-        with memory.step(inputs): return step(micro_batches)
+        if shapes is not None: shapes.append((*inputs[0].shape, len(micro_batches)))
+        with memory.step(inputs), _paused_updates(engine, memory): return step(micro_batches)
     engine.step = measured_step
     try:
         yield memory
@@ -159,19 +172,49 @@ def measure_steps(
 def measure_first_steps(
     steps,  # an iterable of step numbers
     engine, # from `make_engine`, which makes them
-    on_measured,   # called with the number of the second step that was made, and the `Measurement`
+    on_measured,   # called with the last step that was measured, the `Measurement`, and (B, T, M) of each step
     on_skipped=lambda: None, # called instead where measuring would take too long
 ): # yields the steps
-    "Pass `steps` on, and measure the first two that are made"
+    "Pass `steps` on, and measure the first two that are made, or the only one"
     steps = iter(steps)
-    with measure_steps(engine) as memory:
+    shapes = []
+    step = None
+    with measure_steps(engine, shapes) as memory:
         for step in steps:
             yield step
             if memory.steps == 2 or memory.given_up: break
-        else: return
-    if memory.steps == 2: on_measured(step, memory.measurement())
-    else: on_skipped()
+    if memory.given_up: on_skipped()
+    elif memory.steps: on_measured(step, memory.measurement(), shapes)
     yield from steps
+
+# %% ../../nbs/76_train.ipynb #adca802c
+def _account_of_steps(
+    a:Account,  # of the run
+    step:int,   # the last one that was measured
+    shapes,     # (B, T, M) of each step that was measured
+)->Account: # `a` itself, if these are its steps
+    "What the measured steps were to hold; of several shapes, that which holds most"
+    accounts = []
+    for B, T, M in sorted(set(shapes)):
+        train = dataclasses.replace(
+            a.config.train, batch_size=B, seq_len=T, grad_accum_steps=M, seq_len_schedule=()
+        )
+        if step > 1 and _shape(train) == _shape(a.config.train): return a
+        name = a.config.preset
+        of_shape = account(a.config.model, train, a.target, name=name, context=a.context, steps=min(step, 2))
+        accounts.append(dataclasses.replace(of_shape, process_before=a.process_before))
+    return max(accounts, key=lambda account: account.peak_allocated)
+
+
+def _shape(train): return train.batch_size, train.seq_len, train.grad_accum_steps
+
+
+def _name_of_steps(run_account, compared):
+    "Which steps a comparison is of; '' for two steps of the run's own shape"
+    if compared is run_account: return ''
+    if _shape(compared.config.train) == _shape(run_account.config.train): return 'step 1 alone'
+    B, T, M = _shape(compared.config.train)
+    return f'the first steps ({M} × {B} × {T} tokens)'
 
 # %% ../../nbs/76_train.ipynb #d96fb73b
 @contextlib.contextmanager
@@ -441,10 +484,10 @@ def _device_memory(device): # bytes of a card and its name; (None, '') for a CPU
     return torch.cuda.get_device_properties(device).total_memory, torch.cuda.get_device_name(device)
 
 
-def _write_memory(run, measured=None):
+def _write_memory(run, account, measured=None):
     limit, name = _device_memory(run.device)
     # A full disk is reported by the saver.
-    with contextlib.suppress(OSError): write_memory(run.folder, run.account, limit, measured, name)
+    with contextlib.suppress(OSError): write_memory(run.folder, account, limit, measured, name)
 
 # %% ../../nbs/76_train.ipynb #5a7e2d01
 class _RunSaver(CheckpointSaver):
@@ -511,11 +554,11 @@ class _FirstSteps:
         if not can_measure(self.run.account): return steps
         return measure_first_steps(steps, self.engine, self.on_measured, self.on_skipped)
 
-    def on_measured(self, step, m):
-        a = self.run.account
-        self.bar.print_line(predicted_vs_measured(a, m))
+    def on_measured(self, step, m, shapes):
+        a = _account_of_steps(self.run.account, step, shapes)
+        self.bar.print_line(predicted_vs_measured(a, m, _name_of_steps(self.run.account, a)))
         measured = measured_memory(m, self.engine.model, self.engine.optimizer)
-        _write_memory(self.run, measured)
+        _write_memory(self.run, a, measured)
         fields = {f'predicted_{name}'.replace(' ', '_'): n for name, n in a.categories.items() if n}
         fields['predicted_peak'] = a.peak_allocated
         for name in ('weights', 'optimizer', 'context'):
@@ -643,7 +686,7 @@ def _with_found_lr(run):
 
 def _train(run, auto_lr, track):
     "Everything between a resolved run and a trained model in its folder"
-    _write_memory(run)
+    _write_memory(run, run.account)
     # A command that was left for an earlier process is dropped.
     take_command(run.folder)
     if auto_lr: run = _with_found_lr(run)
