@@ -18,6 +18,7 @@ from ..core import Fraction, Range, Seed, UserError, atomic_write, available_mem
 from ..core import fmt_count, is_out_of_memory, memory_in_use, pick_device, read_number, require
 from ..core import seed_everything
 from ..command_line import run_command, safe_output
+from ..data.curriculum import check_epochs, steps_for_epochs
 from ..data.loader import check_same_data, make_loader, open_data
 from ..data.shards import tokenizer_fingerprint
 from ..data.sources import data_settings, parse_spec, train_tokenizer_on
@@ -87,7 +88,7 @@ def _print_plan(config, device, a):
     print(f'{device} will hold {fmt_bytes(a.total)}{in_tensors} at its peak: {categories}')
     if a.process_before: print(process_summary(a))
     print(
-        f'{train.steps:,} steps of {train.tokens_per_step:,} tokens ({train.grad_accum_steps} × '
+        f'{_describe_steps(train)} of {train.tokens_per_step:,} tokens ({train.grad_accum_steps} × '
         f'{train.batch_size} × {train.seq_len}), {train.optimizer}, lr {train.lr:g}, {train.precision}'
     )
     if slow := cpu_speed_warning(train, device): print(slow)
@@ -117,6 +118,7 @@ def preflight(
     free:int|None, # bytes available on the device; None where unknown
 )->Account:
     "Print what will be trained and what it will hold; `UserError` if that cannot fit"
+    check_epochs(config.train, [name for name, where in config.train.data if parse_spec(where).stream])
     _refuse_too_large(config, device, free)
     # Memory is pinned once, so that a machine without a GPU is refused before anything is written.
     if config.train.block_inputs_on == 'pinned': HostMemory('pinned', device)
@@ -172,7 +174,7 @@ def measure_steps(
 def measure_first_steps(
     steps,  # an iterable of step numbers
     engine, # from `make_engine`, which makes them
-    on_measured,   # called with the last step that was measured, the `Measurement`, and (B, T, M) of each step
+    on_measured,   # called with the last step measured, the `Measurement`, (B, T, M) of each step
     on_skipped=lambda: None, # called instead where measuring would take too long
 ): # yields the steps
     "Pass `steps` on, and measure the first two that are made, or the only one"
@@ -280,6 +282,14 @@ def _check_layout(folder):
 RESUMABLE_FIELDS = ('steps', 'save_every', 'save_total_limit', 'keep_every', 'oom_backoff', 'num_workers',
                     'checkpointing', 'block_inputs_on', 'weights_on', 'states_on')
 
+# %% ../../nbs/76_train.ipynb #ef31b82f
+def _resumable_settings(train):
+    "The settings of a configuration from Python that may change when a run is resumed"
+    settings = {name: getattr(train, name) for name in RESUMABLE_FIELDS}
+    # Of a run of epochs, the steps that were counted stand, and not those of the configuration.
+    if train.epochs: del settings['steps']
+    return settings
+
 # %% ../../nbs/76_train.ipynb #da66e1e6
 def _with_train(config, **changes): # a `Config` with other training settings
     return dataclasses.replace(config, train=dataclasses.replace(config.train, **changes))
@@ -334,7 +344,9 @@ def _resolve_config(folder, preset, changes, resume, given=None, auto_lr=False):
     own = read_config(folder)
     if given is not None: _refuse_other_config(folder, given, own)
     _refuse_other_flags(folder, preset, changes, own, auto_lr)
-    if given is not None: changes = {k: getattr(given.train, k) for k in RESUMABLE_FIELDS} | changes
+    if given is not None: changes = _resumable_settings(given.train) | changes
+    # Whoever gives steps has no use for the epochs that the run was begun with.
+    if 'steps' in changes: changes = {'epochs': 0.} | changes
     return _with_train(own, **changes)
 
 
@@ -355,14 +367,14 @@ class FolderRun(TrainingRun):
     listeners:tuple = ()     # functions of an event, from `trackers`
     lr_found:bool = False    # whether a range test has found the learning rate
 
-    def with_lr(self, lr):
-        "The same run at another learning rate"
-        config = _with_train(self.config, lr=lr)
+    def with_train(self, **changes):
+        "The same run with other training settings, none of which changes what it will hold"
+        config = _with_train(self.config, **changes)
         return dataclasses.replace(
             self,
             config=config,
             account=dataclasses.replace(self.account, config=config),
-            saved_config=_with_train(self.saved_config, lr=lr),
+            saved_config=_with_train(self.saved_config, **changes),
         )
 
 # %% ../../nbs/76_train.ipynb #83003f39
@@ -673,6 +685,25 @@ def train_from_checkpoint(
         ) from None
     return attempt
 
+# %% ../../nbs/76_train.ipynb #73ba9b4c
+def _with_counted_steps(run):
+    "The run with the number of steps that its epochs are; its text is tokenised here, if it was not yet"
+    _, mixture, _ = _open_run_data(run.folder, run.saved_config)
+    num_rows = {name: source.num_rows for name, source in mixture.sources.items()}
+    run = run.with_train(steps=steps_for_epochs(run.train, num_rows))
+    _write_config(run.folder, run.saved_config)
+    rows = ', '.join(f'{name} {n:,}' for name, n in num_rows.items())
+    print(f'{_describe_epochs(run.train)}: {run.train.steps:,} steps (rows of one epoch: {rows})')
+    return run
+
+
+def _describe_epochs(train): return '1 epoch' if train.epochs == 1 else f'{train.epochs:g} epochs'
+
+
+def _describe_steps(train): # before the text is counted
+    if not train.epochs: return f'{train.steps:,} steps'
+    return f'{_describe_epochs(train)}, in steps that are known once the text is counted,'
+
 # %% ../../nbs/76_train.ipynb #a9adff2a
 def _with_found_lr(run):
     "The run at the learning rate that a range test finds; without one there is nothing to resume yet"
@@ -681,7 +712,7 @@ def _with_found_lr(run):
     mixture, _ = open_data(config.train, tokenizer, run.folder/'tokens')
     lr = find_lr(run.config, mixture, run.device)
     free_memory(run.device)
-    return run.with_lr(lr)
+    return run.with_train(lr=lr)
 
 
 def _train(run, auto_lr, track):
@@ -689,6 +720,7 @@ def _train(run, auto_lr, track):
     _write_memory(run, run.account)
     # A command that was left for an earlier process is dropped.
     take_command(run.folder)
+    if run.train.epochs: run = _with_counted_steps(run)
     if auto_lr: run = _with_found_lr(run)
     lr_found = auto_lr or _lr_from_range_test(run.folder, run.saved_config.train.lr)
     step = max((int(path.name) for path in checkpoints(run.folder)), default=0)
