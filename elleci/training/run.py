@@ -76,6 +76,14 @@ def _refuse_too_large(
             'device.'
         )
 
+# %% ../../nbs/76_train.ipynb #58e991f9
+def _describe_epochs(train): return '1 epoch' if train.epochs == 1 else f'{train.epochs:g} epochs'
+
+
+def _describe_steps(train): # before the text is counted
+    if not train.epochs: return f'{train.steps:,} steps'
+    return f'{_describe_epochs(train)}, in steps that are known once the text is counted,'
+
 # %% ../../nbs/76_train.ipynb #30a699e7
 def _print_plan(config, device, a):
     "Print what will be trained, and what it will hold"
@@ -695,14 +703,6 @@ def _with_counted_steps(run):
     rows = ', '.join(f'{name} {n:,}' for name, n in num_rows.items())
     print(f'{_describe_epochs(run.train)}: {run.train.steps:,} steps (rows of one epoch: {rows})')
     return run
-
-
-def _describe_epochs(train): return '1 epoch' if train.epochs == 1 else f'{train.epochs:g} epochs'
-
-
-def _describe_steps(train): # before the text is counted
-    if not train.epochs: return f'{train.steps:,} steps'
-    return f'{_describe_epochs(train)}, in steps that are known once the text is counted,'
 
 # %% ../../nbs/76_train.ipynb #a9adff2a
 def _with_found_lr(run):
