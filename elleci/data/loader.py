@@ -7,7 +7,8 @@ __all__ = ['PATTERN_ROWS', 'interleave', 'Mixture', 'check_same_data', 'make_mix
            'open_data']
 
 # %% ../../nbs/74_mixing.ipynb #eba09632
-import contextlib, functools, math, multiprocessing.resource_tracker, os, signal, sys, threading, time, zlib
+import contextlib, dataclasses, functools, math, os, signal, sys, threading, time, zlib
+import multiprocessing.resource_tracker
 from bisect import bisect_right
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from ..core import UserError
 from ..config import TrainConfig
-from .curriculum import easy_first, rarity, step_shape
+from .curriculum import easy_first, rarity, step_shape, steps_for_epochs
 from .sources import VAL_FRACTION, SourceSpec, encode_documents, is_validation, iter_documents
 from .sources import parse_spec
 from .shards import Shards, pretokenize, read_range, text_bytes, tokenizer_fingerprint
@@ -512,4 +513,6 @@ def open_data(
         spec = parse_spec(source)
         open_source = _open_streamed if spec.stream else _open_stored
         train_rows[name], val_rows[name] = open_source(name, spec, tok, Path(folder)/name, train)
-    return make_mixture(train_rows, train), val_rows
+    # The phases of the mix begin at fractions of the steps, which epochs leave open until here.
+    num_steps = steps_for_epochs(train, {name: rows.num_rows for name, rows in train_rows.items()})
+    return make_mixture(train_rows, dataclasses.replace(train, steps=num_steps)), val_rows
