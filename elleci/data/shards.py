@@ -16,27 +16,12 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 import numpy as np
-from elleci.core import GiB, Range, UserError, NumWorkers, atomic_write, validate_ranges, replace_file
-from elleci.core import require
-<<<<<<< ours
-from elleci.data.sources import Document, SkippedRows, SourceRows, SourceSpec, iter_documents, parse_spec
-||||||| base
-<<<<<<< ours
-from elleci.data.sources import Document, SkippedRows, SourceRows, SourceSpec, iter_documents, parse_spec
-from elleci.data.tokenizer import BOS, EOT, IM_END, IM_START, SPECIAL_TOKENS, CharTokenizer, VocabSize, chatml
-from elleci.data.tokenizer import chunk_text, text_chunk_length, save_tokenizer
-||||||| base
-from elleci.data.sources import Document, SourceSpec, iter_documents, parse_spec
-from elleci.data.tokenizer import BOS, EOT, IM_END, IM_START, SPECIAL_TOKENS, CharTokenizer, VocabSize, chatml
-from elleci.data.tokenizer import chunk_text, text_chunk_length, save_tokenizer
-=======
-from elleci.data.sources import Document, SourceSpec, iter_documents, parse_spec
-=======
-from elleci.data.sources import Document, SkippedRows, SourceRows, SourceSpec
->>>>>>> theirs
-from elleci.data.tokenizer import BOS, EOT, IM_END, IM_START, SPECIAL_TOKENS, CharTokenizer, VocabSize
-from elleci.data.tokenizer import chatml, chunk_text, text_chunk_length, save_tokenizer
-from elleci.files import CRC_FIELD, decode_sealed, read_limited, sealed_json
+from ..core import GiB, Range, UserError, NumWorkers, atomic_write, validate_ranges, replace_file
+from ..core import require
+from .sources import Document, SkippedRows, SourceRows, SourceSpec
+from .tokenizer import BOS, EOT, IM_END, IM_START, SPECIAL_TOKENS, CharTokenizer, VocabSize
+from .tokenizer import chatml, chunk_text, text_chunk_length, save_tokenizer
+from ..files import CRC_FIELD, decode_sealed, read_limited, sealed_json
 
 # %% ../../nbs/72_pretokenize.ipynb #d95ea597
 def _text_chunks(

@@ -29,20 +29,12 @@ from elleci.core import (
     fmt_bytes,
     require,
 )
-from elleci.config import EMBEDDED
-from elleci.data.tokenizer import ROLES, SPECIAL_TOKENS, VocabSize, chatml, encode_document
-<<<<<<< ours
-from elleci.data.tokenizer import train_tokenizer
-from elleci import toml
-from elleci.toml import errors_of, installed_files
-from elleci.files import installed_folder, open_regular
-||||||| base
-from elleci.data.tokenizer import train_tokenizer
-from elleci.files import installed_folder, open_regular, read_limited
-=======
-from elleci.data.tokenizer import TOKENIZERS
-from elleci.files import installed_folder, open_regular, read_limited
->>>>>>> theirs
+from ..config import EMBEDDED
+from .tokenizer import ROLES, SPECIAL_TOKENS, VocabSize, chatml, encode_document
+from .. import toml
+from ..toml import errors_of, installed_files
+from .tokenizer import TOKENIZERS, train_tokenizer
+from ..files import installed_folder, open_regular
 
 # %% ../../nbs/71_data.ipynb #22cd60b6
 class Document(NamedTuple):
