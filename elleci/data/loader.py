@@ -6,8 +6,9 @@
 __all__ = ['PATTERN_ROWS', 'interleave', 'Mixture', 'check_same_data', 'make_mixture', 'StepData', 'StepDataset', 'make_loader',
            'open_data']
 
-# %% ../../nbs/74_mixing.ipynb #eba09632
-import contextlib, functools, math, multiprocessing.resource_tracker, os, signal, sys, threading, time, zlib
+# %% ../../nbs/74_mixing.ipynb #2bae805d
+import contextlib, dataclasses, functools, math, os, signal, sys, threading, time, zlib
+import multiprocessing.resource_tracker
 from bisect import bisect_right
 from itertools import islice
 from pathlib import Path
@@ -16,11 +17,11 @@ import numpy as np
 import torch
 from ..core import UserError
 from ..config import TrainConfig
-from .curriculum import easy_first, rarity, step_shape
 from .sources import VAL_FRACTION, SkippedRows, SourceSpec, encode_documents, is_validation
 from .sources import iter_documents, parse_spec
 from .shards import Shards, pretokenize, read_range, read_skipped, text_bytes
 from .shards import tokenizer_fingerprint
+from .curriculum import easy_first, rarity, step_shape, steps_for_epochs
 from .packing import PackedRows, PackedStream, SourceExhausted, TokenStore, pack_documents
 
 # %% ../../nbs/74_mixing.ipynb #da2258f7
@@ -525,7 +526,7 @@ def _check_weights(mix):
                     f'{name} has less than 1/{PATTERN_ROWS} of the mix: give it more, or leave it out.'
                 )
 
-# %% ../../nbs/74_mixing.ipynb #f523605e
+# %% ../../nbs/74_mixing.ipynb #633568df
 def open_data(
     train:TrainConfig, # its `data`, `mix`, `seq_len`, `seed` and sizes
     tok,               # the run's tokenizer; that of the shards, where shards are given
@@ -542,6 +543,9 @@ def open_data(
         if not spec.stream:
             skipped.merge(read_skipped(spec.where if spec.kind == 'shards' else Path(folder)/name), name)
             skipped.check(train.max_skipped_ratio)
-    mixture = make_mixture(train_rows, train)
+    # The phases of the mix begin at fractions of the steps, which epochs leave open until here.
+    num_steps = steps_for_epochs(train, {name: rows.num_rows for name, rows in train_rows.items()})
+    mixture = make_mixture(train_rows, dataclasses.replace(train, steps=num_steps))
     mixture.skipped = skipped
     return mixture, val_rows
+

@@ -8,7 +8,7 @@ __all__ = ['MAX_EXAMPLES', 'MAX_TEXT_BYTES', 'MAX_LINE_BYTES', 'VAL_FRACTION', '
            'split_documents', 'mean_shares', 'sample_texts', 'train_tokenizer_on', 'encode_documents', 'recipe_names',
            'read_recipe', 'data_settings']
 
-# %% ../../nbs/71_data.ipynb #6a9e5c06
+# %% ../../nbs/71_data.ipynb #22236235
 import ast, atexit, codecs, contextlib, dataclasses, gc, json, math, os, sysconfig, time, warnings
 import weakref, zlib
 from collections import deque
