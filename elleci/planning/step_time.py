@@ -233,6 +233,7 @@ def _recompute_flops(
     return {'linears': 2*(sum(linears.values()) - not_again), part: forward}
 
 # %% ../../nbs/63_step_time.ipynb #90ff42f3
+@functools.cache
 def step_flops(
     model:ModelConfig,
     train:TrainConfig,
@@ -457,6 +458,7 @@ def _update_traffic(
     return nbytes, launches
 
 # %% ../../nbs/63_step_time.ipynb #5cfd1dd6
+@functools.cache
 def step_bytes(
     model:ModelConfig,
     train:TrainConfig, # block_inputs_on='auto' counts as on the device
