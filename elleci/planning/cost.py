@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['LOG_BYTES_PER_STEP', 'BINDS', 'length_phases', 'why_unsupported', 'checkpoint_parts', 'disk_bytes', 'TrainingCost',
-           'training_cost', 'fmt_seconds', 'cost_lines', 'cost_as_dict']
+           'training_cost', 'fmt_seconds', 'cost_lines', 'cost_as_dict', 'cost_row', 'cost_table']
 
-# %% ../../nbs/64_cost.ipynb #0c735397
+# %% ../../nbs/64_cost.ipynb #93fc7526
 import functools, math
 from dataclasses import dataclass, replace
 from ..core import UserError, fmt_bytes, fmt_count
@@ -14,7 +14,7 @@ from ..config import Config, TrainConfig
 from ..memory.ledger import CARD_SPECS, Card, parameter_shapes, state_sizes, weight_sizes
 from .step_time import MACHINES, TERMS, Machine, measured_machine, step_flops, step_time
 
-# %% ../../nbs/64_cost.ipynb #96e43d33
+# %% ../../nbs/64_cost.ipynb #90eaf390
 def length_phases(
     train:TrainConfig,
 )->list: # (number of steps, `TrainConfig` with the rows of that phase)
@@ -35,7 +35,7 @@ def length_phases(
         if end > start
     ]
 
-# %% ../../nbs/64_cost.ipynb #a781e8ea
+# %% ../../nbs/64_cost.ipynb #0841059a
 def why_unsupported(
     card:Card,
     train:TrainConfig,
@@ -46,7 +46,7 @@ def why_unsupported(
     if train.precision in ('bf16', 'bf16-weights'): return f'fp16 only, and precision is {train.precision}'
     return ''
 
-# %% ../../nbs/64_cost.ipynb #39aee6d9
+# %% ../../nbs/64_cost.ipynb #3433c396
 LOG_BYTES_PER_STEP = 300 # of `metrics.jsonl`, about
 
 
@@ -84,7 +84,7 @@ def disk_bytes(
     disk['log'] = LOG_BYTES_PER_STEP*train.steps
     return disk
 
-# %% ../../nbs/64_cost.ipynb #9e8e4e7c
+# %% ../../nbs/64_cost.ipynb #f6dbb42e
 # What a step waits for, in words
 BINDS = {
     'compute': 'arithmetic',
@@ -125,7 +125,7 @@ class TrainingCost:
         if self.kwh_price is None and self.hour_price is None: return None
         return (self.kwh_price or 0)*(self.kwh or 0) + (self.hour_price or 0)*self.seconds/3600
 
-# %% ../../nbs/64_cost.ipynb #ec9513f9
+# %% ../../nbs/64_cost.ipynb #7249f769
 @functools.cache
 def _machine_here():
     "The rates of this computer's CPU, measured once"
@@ -143,7 +143,7 @@ def _validation_seconds(config, phases):
     mean_seconds = sum(n*s for n, _, s in phases)/train.steps
     return validations*forward_share*mean_seconds*tokens/train.tokens_per_step
 
-# %% ../../nbs/64_cost.ipynb #1c01f775
+# %% ../../nbs/64_cost.ipynb #2b4e7d6d
 def training_cost(
     config:Config, # its placements resolved, as in `Account.config`
     device:str|Machine, # a key of `elleci.memory.ledger.CARDS`, 'cpu' for this computer, or a machine
@@ -181,7 +181,7 @@ def training_cost(
         hour_price=hour_price,
     )
 
-# %% ../../nbs/64_cost.ipynb #2bb470a0
+# %% ../../nbs/64_cost.ipynb #58d7aded
 def fmt_seconds(
     seconds:float,
 )->str:
@@ -190,7 +190,7 @@ def fmt_seconds(
         if seconds >= 2*unit: return f'{seconds/unit:,.{0 if seconds >= 10*unit else 1}f} {name}'
     return f'{seconds:.{0 if seconds >= 10 else 1}f} s'
 
-# %% ../../nbs/64_cost.ipynb #7de8667d
+# %% ../../nbs/64_cost.ipynb #8c15352b
 def _time_line(cost):
     measured = '' if cost.device in CARD_SPECS else ', at rates measured just now'
     return (
@@ -223,10 +223,41 @@ def cost_lines(
     if cost.problem: return [f'{cost.device} cannot train this: {cost.problem}', disk]
     return [line for line in (_time_line(cost), _energy_line(cost), disk) if line]
 
-# %% ../../nbs/64_cost.ipynb #3a4675f8
+# %% ../../nbs/64_cost.ipynb #b98601da
 def cost_as_dict(
     cost:TrainingCost,
 )->dict: # for programs: seconds, kWh, bytes
     "A cost as plain numbers"
     names = 'seconds', 'tokens_per_second', 'kwh', 'money'
     return vars(cost) | {name: getattr(cost, name) for name in names}
+
+# %% ../../nbs/64_cost.ipynb #5be26bab
+def cost_row(
+    cost:TrainingCost,
+)->dict: # heading: text
+    "A cost as a line of a table"
+    card = CARD_SPECS[cost.device]
+    row = {'card': cost.device, 'memory': f'{card.memory_gib} GiB'}
+    if cost.problem: return row | {'fits': cost.problem}
+    row |= {
+        'fits': 'yes',
+        'tokens/s': f'{cost.tokens_per_second:,.0f}',
+        'days': f'{cost.seconds/86400:,.1f}',
+        'kWh': f'{cost.kwh:,.1f}',
+    }
+    if cost.money is not None: row['money'] = f'{cost.money:,.2f}'
+    return row | {'bound by': cost.binds}
+
+
+def cost_table(
+    costs:list, # of `TrainingCost`, on cards
+)->list: # of lines
+    "Costs as a table for a terminal"
+    rows = [cost_row(cost) for cost in costs]
+    headings = list(max(rows, key=len))
+    # A reason may be longer than its column, since nothing comes after it.
+    able = [row for row in rows if len(row) == len(headings)]
+    widths = {h: max(len(row.get(h, '')) for row in [*able, {h: h}]) for h in headings}
+    widths['card'] = max(len(row['card']) for row in rows)
+    lines = [{h: h for h in headings}, *rows]
+    return ['  '.join(text.ljust(widths[h]) for h, text in row.items()).rstrip() for row in lines]

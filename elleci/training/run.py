@@ -29,9 +29,14 @@ from ..generation import generate
 from .load import load_run
 from ..memory.ledger import parameter_counts
 from ..memory.measure import StepMemory, explain_oom
+from ..memory.spill import SharedMemoryCounter, locked_memory_limit, pinned_memory_note, ram_remedy
+from ..memory.spill import read_ram
 from ..optim.optimizers import make_optimizer
 from ..planning.account import Account, account, alternatives, can_measure, predicted_vs_measured
 from ..planning.account import process_summary, train_overrides
+from ..planning.account import ram_savings
+from ..planning.cost import cost_lines, training_cost
+from ..planning.step_time import find_card, measured_machine
 from .checkpoint import MODEL_FILE, CheckpointSaver, checkpoints, compatibility_check
 from .checkpoint import is_usable_run_dir, latest_checkpoint, load_checkpoint
 from .checkpoint import safetensors_metadata, save_weights
@@ -91,24 +96,54 @@ def _print_plan(config, device, a):
         f'{train.batch_size} × {train.seq_len}), {train.optimizer}, lr {train.lr:g}, {train.precision}'
     )
     if slow := cpu_speed_warning(train, device): print(slow)
+    for line in _cost_lines(device, a): print(line)
 
 
+@functools.cache
+def _machine(device):
+    "The card, if it is in the table; else the machine at hand, measured once"
+    if device.type == 'cpu': return 'cpu'
+    total, name = _device_memory(device)
+    card = find_card(name, total)
+    return card.key if card else measured_machine(device)
+
+
+def _cost_lines(device, a):
+    "What the run will take; nothing for a GPU that is not there"
+    if device.type == 'cuda' and not torch.cuda.is_available(): return []
+    if a.target == 'cpu': ram = None
+    else: ram = a.host_total + memory_in_use(torch.device('cpu'))
+    lines = cost_lines(training_cost(a.config, _machine(device), ram=ram))
+    note = pinned_memory_note(a.pinned_bytes, read_ram(), locked_memory_limit())
+    return [*lines, note] if note else lines
+
+# %% ../../nbs/76_train.ipynb #9736807e
 def _refuse_unless_it_fits(name, device, a, free):
     "`UserError` where a run needs more than is available, on the device or beside it"
     if free is not None and not a.fits(free):
+        ram = read_ram() if a.target == 'cpu' else None
+        is_limited = ram is not None and (ram.is_wsl or ram.cgroup_limit)
         raise UserError(
             f'{name} needs {fmt_bytes(a.needed)}, and {device} has {fmt_bytes(free)} free: '
             'take a smaller preset or a larger device; '
             f'`elleci_memory --preset {name} --vram {free // 2**20}MiB` says what would fit.'
+            + (f' {ram_remedy(a.needed, ram)}' if is_limited else '')
         )
-    # On a CPU both are the same memory, and were counted together.
-    beside = 0 if a.target == 'cpu' else a.host_total
-    free_ram = available_memory(torch.device('cpu'))
-    if free_ram is not None and beside > free_ram:
-        raise UserError(
-            f'{name} needs {fmt_bytes(beside)} of RAM beside the card, and {fmt_bytes(free_ram)} are free: '
-            'close other programs, leave more on the device, or take fewer tokens a step.'
-        )
+    if a.target == 'cuda': _refuse_too_much_ram(name, a, read_ram())
+
+
+def _refuse_too_much_ram(name, a, ram):
+    "`UserError` where a run needs more RAM beside the card than a `Ram` has; says what would help"
+    if ram is None or a.host_total <= ram.available: return
+    less = ', '.join(f'{fmt_bytes(nbytes)} with {change}' for change, nbytes in ram_savings(a))
+    sentences = [
+        f'{name} needs {fmt_bytes(a.host_total)} of RAM beside the card, and {fmt_bytes(ram.available)} are '
+        'free.',
+        ram_remedy(a.host_total, ram),
+        f'Or let it need less: {less}.' if less else '',
+        pinned_memory_note(a.pinned_bytes, ram, locked_memory_limit()),
+    ]
+    raise UserError(' '.join(filter(None, sentences)))
 
 # %% ../../nbs/76_train.ipynb #f8c9e270
 def preflight(
@@ -117,6 +152,9 @@ def preflight(
     free:int|None, # bytes available on the device; None where unknown
 )->Account:
     "Print what will be trained and what it will hold; `UserError` if that cannot fit"
+    # In a container the system's figure is the machine's.
+    ram = read_ram() if device.type == 'cpu' else None
+    if free is not None and ram is not None: free = min(free, ram.available)
     _refuse_too_large(config, device, free)
     # Memory is pinned once, so that a machine without a GPU is refused before anything is written.
     if config.train.block_inputs_on == 'pinned': HostMemory('pinned', device)
@@ -446,6 +484,13 @@ def _write_memory(run, measured=None):
     # A full disk is reported by the saver.
     with contextlib.suppress(OSError): write_memory(run.folder, run.account, limit, measured, name)
 
+
+def _health_monitor(run):
+    "Guards for a run; where Windows counts what spills, they hear of that too"
+    limit, _ = _device_memory(run.device)
+    counter = SharedMemoryCounter(run.account.pinned_bytes) if limit else None
+    return HealthMonitor(run.device, limit, run.account.at_rest, counter)
+
 # %% ../../nbs/76_train.ipynb #5a7e2d01
 class _RunSaver(CheckpointSaver):
     "Saves the state of a run into its folder, as long as that is its own; a failure is logged"
@@ -551,7 +596,7 @@ class Attempt:
             rollback=rollback,
             val_losses=list(checkpoint.metadata.get('val_losses', ())) if checkpoint else [],
             weight_average=weight_average,
-            health_monitor=HealthMonitor(run.device, _device_memory(run.device)[0], run.account.at_rest),
+            health_monitor=_health_monitor(run),
         )
         self.log_beginning()
         fingerprints = dict(data=self.mixture.fingerprint, tokenizer=tokenizer_fingerprint(self.tokenizer))
