@@ -6,15 +6,16 @@
 __all__ = ['LOG_BYTES_PER_STEP', 'BINDS', 'length_phases', 'why_unsupported', 'checkpoint_parts', 'disk_bytes', 'TrainingCost',
            'training_cost', 'fmt_seconds', 'cost_lines', 'cost_as_dict', 'cost_row', 'cost_table']
 
-# %% ../../nbs/64_cost.ipynb #93fc7526
+# %% ../../nbs/64_cost.ipynb #1b516c7f
 import functools, math
 from dataclasses import dataclass, replace
-from ..core import UserError, fmt_bytes, fmt_count
+from ..core import MiB, UserError, fmt_bytes, fmt_count
 from ..config import Config, TrainConfig
 from ..memory.ledger import CARD_SPECS, Card, parameter_shapes, state_sizes, weight_sizes
-from .step_time import MACHINES, TERMS, Machine, measured_machine, step_flops, step_time
+from .step_time import MACHINES, TERMS, Machine, measured_machine, product_seconds
+from .step_time import step_flops, step_time
 
-# %% ../../nbs/64_cost.ipynb #90eaf390
+# %% ../../nbs/64_cost.ipynb #ce5144c6
 def length_phases(
     train:TrainConfig,
 )->list: # (number of steps, `TrainConfig` with the rows of that phase)
@@ -35,7 +36,7 @@ def length_phases(
         if end > start
     ]
 
-# %% ../../nbs/64_cost.ipynb #0841059a
+# %% ../../nbs/64_cost.ipynb #360b5491
 def why_unsupported(
     card:Card,
     train:TrainConfig,
@@ -46,7 +47,7 @@ def why_unsupported(
     if train.precision in ('bf16', 'bf16-weights'): return f'fp16 only, and precision is {train.precision}'
     return ''
 
-# %% ../../nbs/64_cost.ipynb #3433c396
+# %% ../../nbs/64_cost.ipynb #44e62ec0
 LOG_BYTES_PER_STEP = 300 # of `metrics.jsonl`, about
 
 
@@ -84,7 +85,7 @@ def disk_bytes(
     disk['log'] = LOG_BYTES_PER_STEP*train.steps
     return disk
 
-# %% ../../nbs/64_cost.ipynb #f6dbb42e
+# %% ../../nbs/64_cost.ipynb #9293097e
 # What a step waits for, in words
 BINDS = {
     'compute': 'arithmetic',
@@ -125,11 +126,21 @@ class TrainingCost:
         if self.kwh_price is None and self.hour_price is None: return None
         return (self.kwh_price or 0)*(self.kwh or 0) + (self.hour_price or 0)*self.seconds/3600
 
-# %% ../../nbs/64_cost.ipynb #7249f769
+# %% ../../nbs/64_cost.ipynb #609fd854
 @functools.cache
 def _machine_here():
     "The rates of this computer's CPU, measured once"
-    return measured_machine('cpu')
+    return measured_machine('cpu', 4*MiB, 256)
+
+
+def _step_times(config, machine, device):
+    "(number of steps, tokens in a row, terms of a step with their total) of each phase"
+    for n_steps, train in length_phases(config.train):
+        if device != 'cpu': terms = step_time(config.model, train, machine)
+        else:
+            seconds = product_seconds(config.model, train, machine)
+            terms = dict.fromkeys(TERMS, 0.) | {'compute': seconds, 'total': seconds}
+        yield n_steps, train.seq_len, terms
 
 
 def _validation_seconds(config, phases):
@@ -143,7 +154,7 @@ def _validation_seconds(config, phases):
     mean_seconds = sum(n*s for n, _, s in phases)/train.steps
     return validations*forward_share*mean_seconds*tokens/train.tokens_per_step
 
-# %% ../../nbs/64_cost.ipynb #2b4e7d6d
+# %% ../../nbs/64_cost.ipynb #1ab635eb
 def training_cost(
     config:Config, # its placements resolved, as in `Account.config`
     device:str|Machine, # a key of `elleci.memory.ledger.CARDS`, 'cpu' for this computer, or a machine
@@ -158,8 +169,7 @@ def training_cost(
     else: machine = MACHINES[device] if card else device
     if not isinstance(machine, Machine):
         raise UserError(f"{device!r} is not in data/cards.toml: give 'cpu' or one of {', '.join(MACHINES)}.")
-    stretches = length_phases(config.train)
-    times = [(n, train.seq_len, step_time(config.model, train, machine)) for n, train in stretches]
+    times = list(_step_times(config, machine, device))
     phases = [(n, seq_len, t['total']) for n, seq_len, t in times]
     binds = BINDS[max(TERMS, key=lambda term: sum(n*t[term] for n, _, t in times))]
     problem = why_unsupported(card, config.train) if card else ''
@@ -181,7 +191,7 @@ def training_cost(
         hour_price=hour_price,
     )
 
-# %% ../../nbs/64_cost.ipynb #58d7aded
+# %% ../../nbs/64_cost.ipynb #92c69c92
 def fmt_seconds(
     seconds:float,
 )->str:
@@ -190,7 +200,7 @@ def fmt_seconds(
         if seconds >= 2*unit: return f'{seconds/unit:,.{0 if seconds >= 10*unit else 1}f} {name}'
     return f'{seconds:.{0 if seconds >= 10 else 1}f} s'
 
-# %% ../../nbs/64_cost.ipynb #8c15352b
+# %% ../../nbs/64_cost.ipynb #6f710a13
 def _time_line(cost):
     measured = '' if cost.device in CARD_SPECS else ', at rates measured just now'
     return (
@@ -223,7 +233,7 @@ def cost_lines(
     if cost.problem: return [f'{cost.device} cannot train this: {cost.problem}', disk]
     return [line for line in (_time_line(cost), _energy_line(cost), disk) if line]
 
-# %% ../../nbs/64_cost.ipynb #b98601da
+# %% ../../nbs/64_cost.ipynb #6149016c
 def cost_as_dict(
     cost:TrainingCost,
 )->dict: # for programs: seconds, kWh, bytes
@@ -231,7 +241,7 @@ def cost_as_dict(
     names = 'seconds', 'tokens_per_second', 'kwh', 'money'
     return vars(cost) | {name: getattr(cost, name) for name in names}
 
-# %% ../../nbs/64_cost.ipynb #5be26bab
+# %% ../../nbs/64_cost.ipynb #076b5191
 def cost_row(
     cost:TrainingCost,
 )->dict: # heading: text
