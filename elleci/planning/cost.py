@@ -6,7 +6,7 @@
 __all__ = ['LOG_BYTES_PER_STEP', 'BINDS', 'length_phases', 'why_unsupported', 'checkpoint_parts', 'disk_bytes', 'TrainingCost',
            'training_cost', 'fmt_seconds', 'cost_lines', 'cost_as_dict', 'cost_row', 'cost_table']
 
-# %% ../../nbs/64_cost.ipynb #1b516c7f
+# %% ../../nbs/64_cost.ipynb #45764a2b
 import functools, math
 from dataclasses import dataclass, replace
 from ..core import MiB, UserError, fmt_bytes, fmt_count
@@ -15,7 +15,7 @@ from ..memory.ledger import CARD_SPECS, Card, parameter_shapes, state_sizes, wei
 from .step_time import MACHINES, TERMS, Machine, measured_machine, product_seconds
 from .step_time import step_flops, step_time
 
-# %% ../../nbs/64_cost.ipynb #ce5144c6
+# %% ../../nbs/64_cost.ipynb #73695898
 def length_phases(
     train:TrainConfig,
 )->list: # (number of steps, `TrainConfig` with the rows of that phase)
@@ -36,18 +36,14 @@ def length_phases(
         if end > start
     ]
 
-# %% ../../nbs/64_cost.ipynb #360b5491
+# %% ../../nbs/64_cost.ipynb #046d1b71
 def why_unsupported(
     card:Card,
-    train:TrainConfig,
 )->str: # a few words; '' where the card can
     "What a card lacks for a training"
-    if card.has_bf16: return ''
-    if train.engine == 'layer-major': return 'fp16 only, and the layer-major step is not for fp16'
-    if train.precision in ('bf16', 'bf16-weights'): return f'fp16 only, and precision is {train.precision}'
-    return ''
+    return '' if card.has_bf16 else f'no bf16, fp16 only (compute capability {card.capability})'
 
-# %% ../../nbs/64_cost.ipynb #44e62ec0
+# %% ../../nbs/64_cost.ipynb #211f0b38
 LOG_BYTES_PER_STEP = 300 # of `metrics.jsonl`, about
 
 
@@ -85,7 +81,7 @@ def disk_bytes(
     disk['log'] = LOG_BYTES_PER_STEP*train.steps
     return disk
 
-# %% ../../nbs/64_cost.ipynb #9293097e
+# %% ../../nbs/64_cost.ipynb #972e13cc
 # What a step waits for, in words
 BINDS = {
     'compute': 'arithmetic',
@@ -126,7 +122,7 @@ class TrainingCost:
         if self.kwh_price is None and self.hour_price is None: return None
         return (self.kwh_price or 0)*(self.kwh or 0) + (self.hour_price or 0)*self.seconds/3600
 
-# %% ../../nbs/64_cost.ipynb #609fd854
+# %% ../../nbs/64_cost.ipynb #1d594fb8
 @functools.cache
 def _machine_here():
     "The rates of this computer's CPU, measured once"
@@ -154,7 +150,7 @@ def _validation_seconds(config, phases):
     mean_seconds = sum(n*s for n, _, s in phases)/train.steps
     return validations*forward_share*mean_seconds*tokens/train.tokens_per_step
 
-# %% ../../nbs/64_cost.ipynb #1ab635eb
+# %% ../../nbs/64_cost.ipynb #1e0c606a
 def training_cost(
     config:Config, # its placements resolved, as in `Account.config`
     device:str|Machine, # a key of `elleci.memory.ledger.CARDS`, 'cpu' for this computer, or a machine
@@ -172,7 +168,7 @@ def training_cost(
     times = list(_step_times(config, machine, device))
     phases = [(n, seq_len, t['total']) for n, seq_len, t in times]
     binds = BINDS[max(TERMS, key=lambda term: sum(n*t[term] for n, _, t in times))]
-    problem = why_unsupported(card, config.train) if card else ''
+    problem = why_unsupported(card) if card else ''
     if card and not problem and needed is not None and needed > card.memory_bytes:
         problem = f'{fmt_bytes(needed)} do not fit'
         binds = "the size of the card's memory"
@@ -191,7 +187,7 @@ def training_cost(
         hour_price=hour_price,
     )
 
-# %% ../../nbs/64_cost.ipynb #92c69c92
+# %% ../../nbs/64_cost.ipynb #fbbd4a2f
 def fmt_seconds(
     seconds:float,
 )->str:
@@ -200,7 +196,7 @@ def fmt_seconds(
         if seconds >= 2*unit: return f'{seconds/unit:,.{0 if seconds >= 10*unit else 1}f} {name}'
     return f'{seconds:.{0 if seconds >= 10 else 1}f} s'
 
-# %% ../../nbs/64_cost.ipynb #6f710a13
+# %% ../../nbs/64_cost.ipynb #28fdabda
 def _time_line(cost):
     measured = '' if cost.device in CARD_SPECS else ', at rates measured just now'
     return (
@@ -233,7 +229,7 @@ def cost_lines(
     if cost.problem: return [f'{cost.device} cannot train this: {cost.problem}', disk]
     return [line for line in (_time_line(cost), _energy_line(cost), disk) if line]
 
-# %% ../../nbs/64_cost.ipynb #6149016c
+# %% ../../nbs/64_cost.ipynb #b7c5d270
 def cost_as_dict(
     cost:TrainingCost,
 )->dict: # for programs: seconds, kWh, bytes
@@ -241,7 +237,7 @@ def cost_as_dict(
     names = 'seconds', 'tokens_per_second', 'kwh', 'money'
     return vars(cost) | {name: getattr(cost, name) for name in names}
 
-# %% ../../nbs/64_cost.ipynb #076b5191
+# %% ../../nbs/64_cost.ipynb #edbbc0c5
 def cost_row(
     cost:TrainingCost,
 )->dict: # heading: text
