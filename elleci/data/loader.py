@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from ..core import UserError
 from ..config import TrainConfig
-from .curriculum import easy_first, rarity, step_shape
 from .sources import VAL_FRACTION, SkippedRows, SourceSpec, encode_documents, is_validation
 from .sources import iter_documents, parse_spec
 from .shards import Shards, pretokenize, read_range, read_skipped, text_bytes

@@ -53,9 +53,10 @@ def learn_tokenizer(
     vocab_size:int, # V, a multiple of 128
     kind:str='bpe', # 'bpe', 'char' or 'byte'
     allow_unused_vocab:bool=False, # a large vocabulary need not be filled
+    max_samples:int=0, # rows of each source that are read at most; 0: all
 ): # a `tokenizers.Tokenizer` or `CharTokenizer`
     "The tokenizer of a mix, learned from it; raises `UserError` if that cannot fill a large vocabulary"
-    tok = train_tokenizer_on(data, vocab_size, mix=mix, kind=kind)
+    tok = train_tokenizer_on(data, vocab_size, mix=mix, kind=kind, max_samples=max_samples)
     if not allow_unused_vocab: check_vocab_filled(tok)
     return tok
 
