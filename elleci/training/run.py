@@ -179,7 +179,7 @@ def preflight(
     _refuse_unless_it_fits(config.preset, device, a, free)
     return a
 
-# %% ../../nbs/76_train.ipynb #8ecb79cd
+# %% ../../nbs/76_train.ipynb #ad88a951
 @contextlib.contextmanager
 def _paused_updates(engine, memory):
     "Within it the measurement pauses while the engine calls its `on_update`"
@@ -327,7 +327,7 @@ def _check_layout(folder):
 # %% ../../nbs/76_train.ipynb #65cd3bf4
 # These may change when a run is resumed. A change of any other would make it another run.
 RESUMABLE_FIELDS = ('steps', 'save_every', 'save_total_limit', 'keep_every', 'oom_backoff', 'num_workers',
-                    'checkpointing', 'block_inputs_on', 'weights_on', 'states_on')
+                    'checkpointing', 'block_inputs_on', 'weights_on', 'states_on', 'max_skipped_ratio')
 
 # %% ../../nbs/76_train.ipynb #ef31b82f
 def _resumable_settings(train):
@@ -437,7 +437,9 @@ def _load_or_learn_tokenizer(folder, config):
     elif shards: tokenizer = load_tokenizer(Path(shards[0])/'tokenizer.json', vocab_size)
     else:
         train = config.train
-        tokenizer = learn_tokenizer(train.data, train.mix, vocab_size, kind, train.allow_unused_vocab)
+        tokenizer = learn_tokenizer(
+            train.data, train.mix, vocab_size, kind, train.allow_unused_vocab, train.max_samples
+        )
         used = num_used_entries(tokenizer)
         if used <= vocab_size - 128:
             print(f'the text fills {used:,} of {vocab_size:,} entries of the vocabulary')
@@ -544,7 +546,7 @@ def _load_engine(run, checkpoint):
     if scaler and checkpoint: scaler.load_state_dict(checkpoint.metadata['scaler'])
     return engine, weight_average
 
-# %% ../../nbs/76_train.ipynb #5ba7fad2
+# %% ../../nbs/76_train.ipynb #c8f1f397
 def _device_memory(device): # bytes of a card and its name; (None, '') for a CPU
     if device.type != 'cuda': return None, ''
     return torch.cuda.get_device_properties(device).total_memory, torch.cuda.get_device_name(device)
@@ -643,7 +645,7 @@ class _FirstSteps:
             'memory, not compared with the prediction: measuring these steps would have cost too much'
         )
 
-# %% ../../nbs/76_train.ipynb #436c9546
+# %% ../../nbs/76_train.ipynb #b78f78cc
 class Attempt:
     "A training from the latest checkpoint on, or from the beginning; its methods are callbacks of `fit`"
     def __init__(self,
@@ -684,6 +686,15 @@ class Attempt:
             skipped = _describe_skipped(sorted(rollback.skip_steps))
             notice = f'{rollback}: gone back to step {step}{skipped}.'
             self.log(step=step, notice_kind='rollback', notice=notice)
+        elif step == 0: self.log_skipped_rows()
+
+    def log_skipped_rows(self):
+        "Log which rows were skipped when the text was tokenised"
+        skipped = self.mixture.skipped
+        for name, line in skipped.notices().items():
+            seen = skipped.sources[name]
+            first = [f'{reason}: {row}' for reason, rows in seen.examples.items() for row in rows]
+            self.log(step=0, notice=line, first_skipped=first, **{f'skipped_rows_{name}': seen.skipped})
 
     def fit(self, batches, stop_requested):
         "Train until the end or a stop"
@@ -865,7 +876,9 @@ def _parse_seq_len_schedule(text): # of --seq-len-schedule, such as 0:4,0.1:2,0.
 
 # %% ../../nbs/76_train.ipynb #d308f26a
 # What `elleci_pretokenize` writes into a folder.
-SHARD_FILES = ('[0-9]'*5 + '*.json*', '[0-9]'*5 + '*.tokens*', 'index.json*', 'tokenizer.json*')
+SHARD_FILES = (
+    '[0-9]'*5 + '*.json*', '[0-9]'*5 + '*.tokens*', 'index.json*', 'skipped.json*', 'tokenizer.json*'
+)
 
 
 def _remove_shards(folder):
