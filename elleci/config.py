@@ -539,7 +539,7 @@ def setting_types()->dict: # {'model.d_model': int, …}: what may stand in a fi
     sections = dict(model=model, train=train, data=data | dict(sources=dict, mix=list, recipe=str))
     return {f'{section}.{name}': kind for section, kinds in sections.items() for name, kind in kinds.items()}
 
-# %% ../nbs/02_config.ipynb #bf54d0f3
+# %% ../nbs/02_config.ipynb #d92341ed
 def _read_data_table(
     table:dict,      # what stands in [data]
     folder:str|Path, # of the file
@@ -553,7 +553,7 @@ def _read_data_table(
             not {'sources', 'mix'} & set(table),
             'data.recipe stands beside sources or mix, which a recipe has itself: keep one of them.',
         )
-        settings |= read_recipe(table['recipe'], folder)
+        settings = read_recipe(table['recipe'], folder) | settings
     if 'sources' in table: settings |= dict(data=read_sources(table['sources'], folder), mix=())
     if 'mix' in table: settings['mix'] = read_mix(table['mix'])
     return settings

@@ -18,7 +18,7 @@ import torch
 from ..core import GiB, MiB, Range, UserError, validate_ranges, fmt_bytes, fmt_count, require
 from ..plots import figure
 from ..command_line import run_command
-from ..config import CHECKPOINTING, Config, ModelConfig, TrainConfig, preset as preset_config
+from ..config import CHECKPOINTING, Config, ModelConfig, TrainConfig, resolve_config
 from ..memory.ledger import COLOURS, card_bytes, parameter_counts, parse_bytes
 from ..memory.allocator import Replay, replay
 from ..memory.trace import Trace, dry_run, gc_disabled
@@ -67,6 +67,7 @@ def _trace_every_block(
     traced = micro_batches[:_micro_batches_to_trace(train, target)]
     inputs = [t for micro_batch in micro_batches for t in micro_batch]
     return dry_run(lambda: engine.step(traced), model, inputs, target, steps, on_host=on_host)
+
 
 
 # %% ../../nbs/64_account.ipynb #0dad541a
@@ -526,8 +527,12 @@ def advice(
 # %% ../../nbs/64_account.ipynb #d86d012b
 @validate_ranges
 def elleci_memory(
-    preset:str='elleci-1b5', # elleci-1b5, elleci-1b5-12gib, elleci-tiny
+    #: What, and where: elleci_memory --config my.toml --set model.d_model=1024 --vram 8GiB
+    preset:str|None=None, # elleci-1b5 (the default), elleci-1b5-12gib, elleci-350m, elleci-30m, elleci-tiny
     vram:str|None=None,  # a size such as 12GiB, or a card such as rtx-4070
+    config:str|Config|None=None, # a file of your own; from Python also a `Config`; other flags change it
+    set:list[str]|None=None, # any setting, as section.name=value; elleci_train --print-config lists them
+    #: The step: elleci_memory --batch 2 --seq 512 --engine layer-major --clip-by layer
     batch:Annotated[int, Range(1, 10**6)]|None=None, # rows in a micro-batch
     seq:Annotated[int, Range(1, 2**20)]|None=None,   # tokens in a row
     grad_accum_steps:Annotated[int, Range(1, 9_999)]|None=None, # micro-batches in an optimizer step
@@ -540,14 +545,18 @@ def elleci_memory(
     weights_on:str|None=None, # layer-major: device or host
     states_on:str|None=None,  # layer-major: device or host
     int8_backward:bool=False, # ternary layers: gradients rounded to int8 too
+    #: What is shown: elleci_memory --preset elleci-350m --vram 8GiB --draw memory.png
     context:str|None=None, # size of the CUDA context with its loaded kernels, measured, e.g. 400MiB
     draw:str|None=None,  # a file for the timeline, e.g. memory.png
     json:bool=False,     # print numbers for programs
 )->Account:
     "What a training configuration takes, and whether it fits"
     limit = None if vram is None else card_bytes(vram)
-    config = preset_config(
+    config = resolve_config(
         preset,
+        config,
+        set or (),
+        'elleci-1b5',
         **train_overrides(
             batch=batch,
             seq=seq,
@@ -568,7 +577,7 @@ def elleci_memory(
         config.model,
         config.train,
         context=0 if context is None else parse_bytes(context),
-        name=preset,
+        name=config.preset,
         limit=limit,
     )
     print(_as_json(as_dict(a, limit)) if json else report(a, limit))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated
 import torch
 from ..config import EMBEDDED, TOKENIZER_KINDS, Config, TrainConfig, config_to_json, config_to_toml
-from ..config import preset as preset_config, read_config, resolve_config
+from ..config import read_config, resolve_config
 from ..core import Fraction, Range, Seed, UserError, atomic_write, available_memory, fmt_bytes
 from ..core import fmt_count, is_out_of_memory, memory_in_use, pick_device, read_number, require
 from ..core import seed_everything
@@ -906,7 +906,9 @@ def _run_folder(
         return Path(out)
     folder = name()
     if Path(folder).name != folder or folder in ('', '..'):
-        raise UserError(f'The configuration is called {folder!r}, which is no name of a folder: give --out too.')
+        raise UserError(
+            f'The configuration is called {folder!r}, which is no name of a folder: give `out` too.'
+        )
     return Path(f'runs/{folder}')
 
 
