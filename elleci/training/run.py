@@ -905,7 +905,8 @@ def _run_folder(
         if not str(out): raise UserError('--out is empty: give a folder, or leave it out for runs/<preset>.')
         return Path(out)
     folder = name()
-    if Path(folder).name != folder or folder in ('', '..'):
+    is_name = isinstance(folder, str) and Path(folder).name == folder and folder not in ('', '..')
+    if not is_name:
         raise UserError(
             f'The configuration is called {folder!r}, which is no name of a folder: give `out` too.'
         )
