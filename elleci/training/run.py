@@ -7,7 +7,7 @@ __all__ = ['PROMPTS', 'preflight', 'measure_steps', 'measure_first_steps', 'Fold
            'elleci_train', 'train_command']
 
 # %% ../../nbs/76_train.ipynb #2058c458
-import contextlib, dataclasses, functools, json, os, stat
+import contextlib, dataclasses, functools, json, os, shlex, stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -39,7 +39,8 @@ from .checkpoint import safetensors_metadata, save_weights
 from .loop import Callbacks, CommandPoller, TrainingRun, find_lr, fit, make_weight_average
 from .loop import stop_on_signal, validate
 from .recovery import Rollback, free_memory, save_bad_batch, train_with_rollbacks
-from .telemetry import RUN_FOLDERS, MetricsLogger, lock_run_dir, measured_memory
+from .telemetry import RUN_FOLDERS, MetricsLogger, check_trackers, lock_run_dir
+from .telemetry import measured_memory
 from .telemetry import read_metrics, sync_metrics, take_command, trackers, write_memory
 from .watchdog import HealthMonitor
 
@@ -787,6 +788,17 @@ def _print_samples(folder, config, device):
         if not is_out_of_memory(e): raise
         print(f'no sample, for want of memory: ask for one with `elleci_generate --run {folder}`.')
 
+# %% ../../nbs/76_train.ipynb #1b4c0f8c
+# What one types after a training; a command that is added later belongs here.
+NEXT_COMMANDS = ('elleci_generate --run {run} --prompt {prompt}', 'elleci_watch --run {run}')
+
+
+def _print_next_commands(folder, config):
+    "Print the commands that one would type next"
+    prompt = shlex.quote(_prompts(config)[-1] or 'Once')
+    print('next:')
+    for command in NEXT_COMMANDS: print(' ', command.format(run=shlex.quote(str(folder)), prompt=prompt))
+
 # %% ../../nbs/76_train.ipynb #13ddbe85
 LR_RANGE = Range(1e-12, 999.)
 # As `TrainConfig` allows them.
@@ -853,6 +865,7 @@ def _is_complete(folder, train, step):
 def run_training(folder, resolve_config, resume, auto_lr, track):
     "Lock the folder, resolve the run in it, train what is left to train, and print what was learned"
     device = pick_device()
+    check_trackers(track)
     with lock_run_dir(folder) as check_lock:
         _check_layout(folder)
         resumed = resume and (folder/'config.json').exists()
@@ -876,6 +889,7 @@ def run_training(folder, resolve_config, resume, auto_lr, track):
                 if not resumed: _remove_unsaved(folder)
                 _train(run, auto_lr and not resumed, track)
     _print_samples(folder, config, device)
+    _print_next_commands(folder, config)
 
 # %% ../../nbs/76_train.ipynb #be788e70
 @contextlib.contextmanager
