@@ -6,7 +6,7 @@
 __all__ = ['PROMPTS', 'preflight', 'measure_steps', 'measure_first_steps', 'FolderRun', 'Attempt', 'train_from_checkpoint',
            'elleci_train', 'train_command']
 
-# %% ../../nbs/76_train.ipynb #2058c458
+# %% ../../nbs/76_train.ipynb #3b5c5be4
 import contextlib, dataclasses, functools, json, os, shlex, stat
 from collections.abc import Callable
 from pathlib import Path
@@ -21,8 +21,9 @@ from ..command_line import run_command, safe_output
 from ..data.curriculum import check_epochs, steps_for_epochs
 from ..data.loader import check_same_data, make_loader, open_data
 from ..data.shards import tokenizer_fingerprint
-from ..data.sources import data_settings, parse_spec, train_tokenizer_on
-from ..data.tokenizer import load_tokenizer, save_tokenizer
+from ..data.prepare import learn_tokenizer
+from ..data.sources import data_settings, parse_spec
+from ..data.tokenizer import TOKENIZERS, load_tokenizer, num_used_entries, save_tokenizer
 from ..engine.layer_major import make_engine, make_model
 from ..engine.checks import params_by_unit
 from ..engine.offload import HostMemory, allow_malloc_tuning, tune_malloc
@@ -394,8 +395,15 @@ def _load_or_learn_tokenizer(folder, config):
     if path.exists(): return load_tokenizer(path, vocab_size)
     specs = [parse_spec(spec) for _, spec in config.train.data]
     shards = [spec.where for spec in specs if spec.kind == 'shards']
-    if shards: tokenizer = load_tokenizer(Path(shards[0])/'tokenizer.json', vocab_size)
-    else: tokenizer = train_tokenizer_on(config.train.data, vocab_size)
+    kind = config.train.tokenizer
+    if kind not in TOKENIZERS: tokenizer = load_tokenizer(kind, vocab_size)
+    elif shards: tokenizer = load_tokenizer(Path(shards[0])/'tokenizer.json', vocab_size)
+    else:
+        train = config.train
+        tokenizer = learn_tokenizer(train.data, train.mix, vocab_size, kind, train.allow_unused_vocab)
+        used = num_used_entries(tokenizer)
+        if used <= vocab_size - 128:
+            print(f'the text fills {used:,} of {vocab_size:,} entries of the vocabulary')
     save_tokenizer(tokenizer, path)
     return tokenizer
 
