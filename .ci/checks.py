@@ -305,7 +305,7 @@ def check_outputs():
     for p in notebooks():
         size = p.stat().st_size
         shown = sum(len(json.dumps(outputs)) for _, _, outputs in cells(p))
-        assert shown <= 100*1024 and size <= 200*1024, f'{p.name}: {shown} bytes of outputs, {size} in all'
+        assert shown <= 100*1024 and size <= 150*1024, f'{p.name}: {shown} bytes of outputs, {size} in all'
         for _, _, outputs in cells(p):
             text = json.dumps([o for o in outputs if 'image/png' not in o.get('data', {})])
             found = re.search(r'/(root|home|tmp|work|Users|usr)/|widget-view|it/s\]|Traceback', text)
