@@ -55,6 +55,21 @@ def cpu_speed_warning(
     chosen = ' and '.join(settings)
     return f'{chosen}: slower than --precision fp32 alone on a CPU; it shows what a GPU would compute.'
 
+# %% ../../nbs/76_train.ipynb #34de3ea3
+GPU_FILES = ('/dev/nvidia0', '/dev/dxg')    # of NVIDIA's driver on Linux, and of a GPU under WSL2
+
+
+def unused_gpu_warning(
+    device:torch.device, # on which a run will train
+    files=GPU_FILES,
+)->str: # a line, or nothing
+    "What is missing where this machine has a GPU that this build of torch cannot use"
+    if device.type != 'cpu' or torch.version.cuda or not any(map(os.path.exists, files)): return ''
+    return (
+        f'This machine has a GPU, but torch {torch.__version__} is a build for CPUs: '
+        'install a CUDA build (https://pytorch.org/get-started/locally) to train on the GPU.'
+    )
+
 # %% ../../nbs/76_train.ipynb #3ee59a6a
 def _refuse_too_large(
     config:Config,
@@ -78,6 +93,7 @@ def _refuse_too_large(
 # %% ../../nbs/76_train.ipynb #30a699e7
 def _print_plan(config, device, a):
     "Print what will be trained, and what it will hold"
+    if unused := unused_gpu_warning(device): print(unused)
     train = config.train
     counts = parameter_counts(config.model)
     parts = ', '.join(f'{name} {fmt_count(n)}' for name, n in counts.items())
@@ -173,6 +189,10 @@ def measure_first_steps(
     else: on_skipped()
     yield from steps
 
+# %% ../../nbs/76_train.ipynb #7c9309b1
+from subprocess import CalledProcessError
+from ..kernels.triton_compat import build_advice
+
 # %% ../../nbs/76_train.ipynb #d96fb73b
 @contextlib.contextmanager
 def _explain_oom(config, a, free):
@@ -180,7 +200,8 @@ def _explain_oom(config, a, free):
     try:
         yield
         return
-    except (RuntimeError, MemoryError) as e:
+    except (RuntimeError, MemoryError, CalledProcessError) as e:
+        if advice := build_advice(e): raise UserError(advice) from e
         if not is_out_of_memory(e): raise
         text = explain_oom(e, lambda: alternatives(config, free or a.needed - 1, a.target))
     if not config.train.oom_backoff:
