@@ -43,7 +43,7 @@ def check_vocab_filled(
         f'{what} fills {used:,} of {V:,} entries of the vocabulary, and the other {V - used:,} would be rows '
         f'of embedding and head that no text reaches: take a vocabulary that it fills '
         f'(--set model.vocab_size={filled}, or --vocab-size {filled} of elleci_pretokenize), give more text '
-        f'(recipes: {", ".join(recipe_names())}), or insist with --allow-unused-vocab.'
+        f'(recipes: {", ".join(recipe_names())}), or insist with allow_unused_vocab.'
     )
 
 # %% ../../nbs/72_prepare.ipynb #4961591d
