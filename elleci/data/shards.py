@@ -7,7 +7,7 @@ __all__ = ['MAX_SHARD_DOCUMENTS', 'FORMAT_VERSION', 'ShardBytes', 'Part', 'token
            'read_skipped', 'resolve_num_workers', 'write_shards', 'missing_shards', 'index_shards', 'pretokenize',
            'Shards', 'read_document', 'read_range', 'verify_shards', 'text_bytes']
 
-# %% ../../nbs/72_pretokenize.ipynb #ee446ef5
+# %% ../../nbs/72_pretokenize.ipynb #148497b8
 import contextlib, errno, hashlib, inspect, json, os, pickle, re, subprocess, sys, threading, zlib
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor

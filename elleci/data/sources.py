@@ -8,15 +8,15 @@ __all__ = ['MAX_EXAMPLES', 'MAX_TEXT_BYTES', 'MAX_LINE_BYTES', 'VAL_FRACTION', '
            'split_documents', 'mean_shares', 'sample_texts', 'train_tokenizer_on', 'encode_documents', 'recipe_names',
            'read_recipe', 'data_settings']
 
-# %% ../../nbs/71_data.ipynb #a2ac640a
-import ast, atexit, codecs, contextlib, dataclasses, gc, json, math, os, sysconfig, time, tomllib, warnings
+# %% ../../nbs/71_data.ipynb #22236235
+import ast, atexit, codecs, contextlib, dataclasses, gc, json, math, os, sysconfig, time, warnings
 import weakref, zlib
 from collections import deque
 from dataclasses import asdict, dataclass
 from itertools import islice, repeat
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import parse_qsl, quote
+from urllib.parse import parse_qsl
 import numpy as np
 from elleci.core import (
     PositiveInt,
@@ -32,7 +32,9 @@ from elleci.core import (
 from ..config import EMBEDDED
 from .tokenizer import ROLES, SPECIAL_TOKENS, VocabSize, chatml, encode_document
 from .tokenizer import TOKENIZERS
-from ..files import installed_folder, open_regular, read_limited
+from .. import toml
+from ..toml import errors_of, installed_files
+from ..files import installed_folder, open_regular
 
 # %% ../../nbs/71_data.ipynb #22cd60b6
 class Document(NamedTuple):
@@ -239,12 +241,12 @@ class SkippedRows:
                     f'(it is {max_skipped_ratio:g}).'
                 )
 
-    def notices(self)->list: # of str
+    def notices(self)->dict: # {source: line}
         "A line for each source that has skipped rows"
-        return [
-            f'{name}: {seen.skipped:,} of {seen.rows:,} rows are skipped: {_describe_reasons(seen)}'
+        return {
+            name: f'{name}: {seen.skipped:,} of {seen.rows:,} rows are skipped: {_describe_reasons(seen)}'
             for name, seen in self.sources.items() if seen.skipped
-        ]
+        }
 
 # %% ../../nbs/71_data.ipynb #a0091263
 class SourceSpec(NamedTuple):
@@ -1027,51 +1029,10 @@ def encode_documents(
     good = (d for d in docs if not d.problem)
     return [np.array(encode_document(tok, list(d.messages) or d.text), dtype=np.int32) for d in good]
 
-# %% ../../nbs/71_data.ipynb #ed373544
-def _resolve_relative_spec(
-    folder:Path, # of the recipe
-    spec:str,    # as it stands there
-)->str:
-    "A spec of a recipe, checked; a relative path in it is one from the recipe's folder"
-    parsed = parse_spec(spec)
-    if parsed.kind in ('path', 'shards'):
-        where, mark, query = spec.partition('?')
-        spec = f'{folder/os.path.expanduser(where)}{mark}{query}'
-    elif _has_relative_files(parsed):
-        spec = spec.replace('data_files=', f'data_files={quote(str(folder))}/')
-    parse_spec(spec)
-    return spec
-
-# %% ../../nbs/71_data.ipynb #8d946fa3
-def _has_relative_files(
-    spec:SourceSpec,
-)->bool:
-    "Whether a source of the hub reads local files by a relative path"
-    if not spec.data_files or spec.where not in ('arrow', 'csv', 'json', 'parquet', 'text'): return False
-    return '://' not in spec.data_files and not Path(spec.data_files).is_absolute()
-
-# %% ../../nbs/71_data.ipynb #c201cb22
-def _parse_sources(content, folder):
-    "((name, spec), …) of a recipe"
-    sources = content.get('sources')
-    unknown = sorted(set(content) - {'sources', 'mix', 'description', 'max_skipped_ratio'})
-    if unknown:
-        raise UserError(
-            f'{unknown[0]!r} is none of its settings: [sources], [[mix]], max_skipped_ratio, description'
-        )
-    if not sources or not isinstance(sources, dict):
-        raise UserError('it names no source: add a table [sources] of lines like italian = "folder"')
-    return tuple((name, _resolve_relative_spec(folder, spec)) for name, spec in sources.items())
-
 # %% ../../nbs/71_data.ipynb #7093eb44
 def _is_number(x): return type(x) in (int, float) and 0 <= x < float('inf')
 
 # %% ../../nbs/71_data.ipynb #480eb87e
-def _is_phase(x):
-    "Whether this is a table of [[mix]]"
-    return isinstance(x, dict) and set(x) == {'start', 'weights'} and isinstance(x['weights'], dict)
-
-# %% ../../nbs/71_data.ipynb #1035c623
 def _check_phase_starts(
     starts:list, # of any objects
 ):
@@ -1079,10 +1040,10 @@ def _check_phase_starts(
     rising = all(map(_is_number, starts)) and all(a < b for a, b in zip(starts, starts[1:] + [1]))
     if rising and starts[0] == 0: return
     raise UserError(
-        f'its phases begin at {starts}: the first begins at 0, each later than the one before, all below 1'
+        f'its phases begin at {starts}: the first begins at 0, each later than the one before, all below 1.'
     )
 
-# %% ../../nbs/71_data.ipynb #4c83aee5
+# %% ../../nbs/71_data.ipynb #1035c623
 def _check_weights(
     mix:list,     # of (start, {name: weight})
     names:list,   # of the sources
@@ -1092,76 +1053,46 @@ def _check_weights(
         for name, weight in weights.items():
             if name not in names:
                 raise UserError(
-                    f'its mix speaks of {name!r}, which is none of its sources: {", ".join(names)}'
+                    f'its mix speaks of {name!r}, which is none of its sources: {", ".join(names)}.'
                 )
             if not _is_number(weight):
-                raise UserError(f'its mix gives {name} the weight {weight!r}: give a number, 0 or more')
+                raise UserError(f'its mix gives {name} the weight {weight!r}: give a number, 0 or more.')
     for start, weights in mix:
         if not sum(weights.values()):
-            raise UserError(f'in the phase from {start} nothing is read: give a source a weight above 0')
+            raise UserError(f'in the phase from {start} nothing is read: give a source a weight above 0.')
 
-# %% ../../nbs/71_data.ipynb #3bc0ce63
-def _parse_phases(
-    mix,        # of a recipe
+# %% ../../nbs/71_data.ipynb #4c83aee5
+def _check_recipe(
     data:tuple, # ((name, spec), …)
-)->tuple: # ((fraction, ((name, weight), …)), …)
-    "The phases of a recipe, checked against its sources"
-    if not isinstance(mix, list) or not all(map(_is_phase, mix)):
-        raise UserError('each [[mix]] has start = 0.5, a fraction of the run, and weights = {name = 1, …}')
-    mix = [(phase['start'], phase['weights']) for phase in mix]
-    names = [name for name, _ in data]
-    if mix: _check_phase_starts([start for start, _ in mix])
-    _check_weights(mix, names)
-    read = {name for _, weights in mix for name, weight in weights.items() if weight}
-    idle = [name for name in names if name not in read]
-    if mix and idle:
-        raise UserError(f'{idle[0]} is read in no phase: give it a weight, or take it out of the sources')
+    mix:tuple,  # ((fraction at which a phase begins, ((name, weight), …)), …)
+):
+    "Raise `UserError` for a source or a phase that cannot be, or that nothing reads"
     streams = [name for name, spec in data if parse_spec(spec).stream]
     if streams and not mix:
-        raise UserError(f'{streams[0]} is streamed and has no end to count by: give a [[mix]]')
-    return tuple((start, tuple(weights.items())) for start, weights in mix)
+        raise UserError(f'{streams[0]} is streamed and has no end to count by: give a [[mix]].')
+    if not mix: return
+    names = [name for name, _ in data]
+    phases = [(start, dict(weights)) for start, weights in mix]
+    _check_phase_starts([start for start, _ in phases])
+    _check_weights(phases, names)
+    read = {name for _, weights in phases for name, weight in weights.items() if weight}
+    idle = [name for name in names if name not in read]
+    if idle:
+        raise UserError(f'{idle[0]} is read in no phase: give it a weight, or take it out of the sources.')
 
-# %% ../../nbs/71_data.ipynb #564cb225
+# %% ../../nbs/71_data.ipynb #3bc0ce63
 def recipe_names()->list:
     "The recipes that come with the package"
-    return sorted(path.stem for path in installed_folder('recipes').glob('*.toml'))
+    return list(installed_files('recipes'))
 
-# %% ../../nbs/71_data.ipynb #c2ee1974
-def _recipe_path(name_or_path):
-    "Where a recipe is; raises `UserError` for a name that is none"
-    text = str(name_or_path)
-    if text.endswith('.toml'): return Path(text)
-    if text in recipe_names(): return installed_folder('recipes')/f'{text}.toml'
-    raise UserError(
-        f'{_printable(text, 200)} is no recipe: give {", ".join(recipe_names())}, or the path of a .toml.'
-    )
-
-# %% ../../nbs/71_data.ipynb #cce59aa0
-def _parse_recipe(content, folder):
-    "The settings of a recipe; raises `UserError` for any mistake"
-    sources = _parse_sources(content, folder)
-    settings = dict(data=sources, mix=_parse_phases(content.get('mix', []), sources))
-    ratio = content.get('max_skipped_ratio')
-    if ratio is None: return settings
-    if not _is_number(ratio) or ratio > 1: raise UserError('max_skipped_ratio is a number from 0 to 1')
-    return settings | dict(max_skipped_ratio=float(ratio))
-
-# %% ../../nbs/71_data.ipynb #e2a69ab4
+# %% ../../nbs/71_data.ipynb #564cb225
 def read_recipe(
     name_or_path:str, # such as 'recipe-a', or the path of a .toml file
 )->dict: # data=((name, spec), …), mix=((start, ((name, weight), …)), …), perhaps max_skipped_ratio
     "The settings that a recipe stands for; raises `UserError` for any mistake, before text is read"
-    path = _recipe_path(name_or_path)
-    try: raw = read_limited(path, MiB)
-    except OSError as e:
-        raise UserError(
-            f'{path} cannot be read ({e.strerror}): check the path and its permissions.'
-        ) from None
-    try: return _parse_recipe(tomllib.loads(raw.decode()), path.parent)
-    except UserError as e: raise UserError(f'{path}: {str(e).rstrip(".")[:500]}.') from None
-    except RecursionError: raise UserError(f'{path} is nested too deeply: repair it.') from None
-    except ValueError as e:
-        raise UserError(f'{path} is not TOML in UTF-8 ({_printable(str(e), 200)}): repair it.') from None
+    settings = toml.read_recipe(str(name_or_path))
+    with errors_of(name_or_path): _check_recipe(settings['data'], settings['mix'])
+    return settings
 
 # %% ../../nbs/71_data.ipynb #2ccaf105
 def data_settings(

@@ -42,7 +42,7 @@ NUMERIC_FIELDS = frozenset('''
     batch_size seq_len eta_s mfu joules memory_bytes peak_bytes ternary_zero ternary_flipped loss_scale
     '''.split())
 # Fields whose names begin like this are numbers, too.
-NUMERIC_PREFIXES = ('val_loss_', 'average_loss_', 'predicted_', 'measured_')
+NUMERIC_PREFIXES = ('val_loss_', 'average_loss_', 'predicted_', 'measured_', 'skipped_rows')
 TEXT_FIELDS = frozenset(('notice', 'sample', 'notice_kind'))
 # Logs of earlier versions have these names.
 RENAMED_FIELDS = dict(waited='data_wait_seconds', guard='notice_kind', batch='batch_size', news='notice')
