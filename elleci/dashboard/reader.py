@@ -190,6 +190,8 @@ def run_summary(
     if not last: return {'step': f'0{of_all}'}
     out = {'step': f"{last['step']:,}{of_all}", 'loss': f"{last['loss']:.3f}"}
     if reader.validations: out['validation'] = f"{reader.validations[-1]['val_loss']:.3f}"
+    if reader.validations and 'val_bpb' in reader.validations[-1]:
+        out['bits per byte'] = f"{reader.validations[-1]['val_bpb']:.3f}"
     if 'tokens_per_s' in last:
         shape = ''
         if 'batch_size' in last and 'seq_len' in last: shape = f"{last['batch_size']} × {last['seq_len']}, "

@@ -36,7 +36,7 @@ from .checkpoint import MODEL_FILE, CheckpointSaver, checkpoints, compatibility_
 from .checkpoint import is_usable_run_dir, latest_checkpoint, load_checkpoint
 from .checkpoint import safetensors_metadata, save_weights
 from .loop import Callbacks, CommandPoller, TrainingRun, find_lr, fit, make_weight_average
-from .loop import stop_on_signal, validate
+from .loop import stop_on_signal, token_byte_counts, validate
 from .recovery import Rollback, free_memory, save_bad_batch, train_with_rollbacks
 from .telemetry import RUN_FOLDERS, MetricsLogger, lock_run_dir, measured_memory
 from .telemetry import read_metrics, sync_metrics, take_command, trackers, write_memory
@@ -552,6 +552,7 @@ class Attempt:
             val_losses=list(checkpoint.metadata.get('val_losses', ())) if checkpoint else [],
             weight_average=weight_average,
             health_monitor=HealthMonitor(run.device, _device_memory(run.device)[0], run.account.at_rest),
+            token_bytes=token_byte_counts(self.tokenizer),
         )
         self.log_beginning()
         fingerprints = dict(data=self.mixture.fingerprint, tokenizer=tokenizer_fingerprint(self.tokenizer))
@@ -586,7 +587,8 @@ class Attempt:
         self.saver.report_failures()
         return self.command_poller(step)
 
-    def sample_text(self): return _sample_text(self.run.saved_config, self.tokenizer, self.engine.model)
+    def sample_text(self):
+        return _sample_text(self.run.saved_config, self.tokenizer, self.engine.model, self.run.device)
 
     def save_bad_batch(self, step, micro_batches):
         self.run.check_lock()
@@ -667,8 +669,9 @@ def _save_average(attempt):
     run, model, config = attempt.run, attempt.engine.model, attempt.run.saved_config
     folder = run.folder/'average'
     run.weight_average.copy_to(params_by_unit(model))
-    metrics = validate(attempt.engine, run.val_sources, config.train.batch_size, config.train.val_rows)
-    renamed = {name.replace('val_loss', 'average_loss'): loss for name, loss in metrics.items()}
+    batch_size, rows = config.train.batch_size, config.train.val_rows
+    metrics = validate(attempt.engine, run.val_sources, batch_size, rows, run.token_bytes)
+    renamed = {name.replace('val_', 'average_', 1): value for name, value in metrics.items()}
     attempt.log(step=config.train.steps, **renamed)
     folder.mkdir(exist_ok=True)
     atomic_write(folder/'config.json', config_to_json(config))
@@ -690,9 +693,9 @@ PROMPTS = ('The function', 'La memoria è')
 def _prompts(config): return PROMPTS if config.train.data == EMBEDDED else ('',)
 
 
-def _sample_text(config, tokenizer, model):
+def _sample_text(config, tokenizer, model, device):
     "A sample for the log in the middle of a training, if the weights are where the model computes"
-    if config.train.weights_on != 'device': return {}
+    if config.train.weights_on != 'device' and device.type != 'cpu': return {}
     # A `UserError` means that the weights are damaged, which the next step will report.
     with contextlib.suppress(UserError):
         text = generate(model, tokenizer, _prompts(config)[0], 24, seed=config.train.seed)

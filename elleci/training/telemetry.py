@@ -38,11 +38,12 @@ from ..planning.account import Account, downsample_max
 
 # %% ../../nbs/68_telemetry.ipynb #fda9ba23
 NUMERIC_FIELDS = frozenset('''
-    time loss aux_loss val_loss average_loss grad_norm lr seconds data_wait_seconds tokens tokens_per_s
-    batch_size seq_len eta_s mfu joules memory_bytes peak_bytes ternary_zero ternary_flipped loss_scale
+    time loss aux_loss val_loss val_bpb average_loss average_bpb grad_norm lr seconds data_wait_seconds
+    tokens tokens_per_s batch_size seq_len eta_s mfu joules memory_bytes peak_bytes ternary_zero
+    ternary_flipped loss_scale
     '''.split())
 # Fields whose names begin like this are numbers, too.
-NUMERIC_PREFIXES = ('val_loss_', 'average_loss_', 'predicted_', 'measured_')
+NUMERIC_PREFIXES = ('val_loss_', 'val_bpb_', 'average_loss_', 'average_bpb_', 'predicted_', 'measured_')
 TEXT_FIELDS = frozenset(('notice', 'sample', 'notice_kind'))
 # Logs of earlier versions have these names.
 RENAMED_FIELDS = dict(waited='data_wait_seconds', guard='notice_kind', batch='batch_size', news='notice')
@@ -514,6 +515,7 @@ TRACKER_NAMES = dict(
     loss='loss/train',
     aux_loss='loss/auxiliary',
     val_loss='loss/validation',
+    val_bpb='bits per byte/validation',
     grad_norm='gradient/norm',
     lr='rate/base',
     tokens_per_s='throughput/tokens per second, forward + backward',
@@ -537,7 +539,8 @@ def scalars(
     "An event under the names that trackers group by; rates layer by layer, memory category by category"
     named = {TRACKER_NAMES[k]: v for k, v in event.items() if k in TRACKER_NAMES}
     for name, value in event.items():
-        if name.startswith('val_loss_'): named[f"loss/validation {name.removeprefix('val_loss_')}"] = value
+        for prefix, group in (('val_loss_', 'loss'), ('val_bpb_', 'bits per byte')):
+            if name.startswith(prefix): named[f'{group}/validation {name.removeprefix(prefix)}'] = value
     for name, value in event.items():
         if name.startswith(('predicted_', 'measured_')): named[f"memory/{name.replace('_', ' ')}"] = value
     for layer, lr in enumerate(event.get('lrs', ())): named[f'rate/layer {layer:02}'] = lr
