@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['CRC_FIELD', 'FUZZ_VALUES', 'open_regular', 'read_limited', 'decode_json', 'read_json', 'sealed_json', 'decode_sealed',
-           'mutate_json', 'corrupt_bytes']
+           'mutate_json', 'corrupt_bytes', 'installed_file', 'installed_folder']
 
 # %% ../nbs/01_files.ipynb #11c49c87
 import dataclasses, functools, json, operator, os, stat, types, typing, zlib
@@ -188,3 +188,20 @@ def corrupt_bytes(
     if kind == 'nothing': return b''
     inserted = {'nest': b'['*100_000, 'digits': b'9'*5000, 'bytes': some_bytes}.get(kind, b'')
     return before + inserted + after
+
+# %% ../nbs/01_files.ipynb #3ddb8c32
+def installed_file(
+    name:str, # below `data/`: 'cards.toml', 'presets/elleci-tiny.toml'
+)->Path:
+    "A file or folder of `data/` in a checkout, or its copy in the installed package; `UserError` for none"
+    package = Path(__file__).parent
+    for folder in (package/'resources', package.parent/'data'):
+        if (folder/name).exists(): return folder/name
+    raise UserError(f'{name} is not beside {package}: install elleci again.')
+
+# %% ../nbs/01_files.ipynb #c96f4c6a
+def installed_folder(
+    kind:str, # 'corpus', 'presets' or 'recipes'
+)->Path:
+    "The folder of a kind of files that come with the package; `UserError` where there is none"
+    return installed_file(kind)

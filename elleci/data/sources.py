@@ -28,7 +28,7 @@ from elleci.core import (
 )
 from ..config import EMBEDDED
 from .tokenizer import VocabSize, chatml, encode_document, train_tokenizer
-from ..files import open_regular, read_limited
+from ..files import installed_folder, open_regular, read_limited
 
 # %% ../../nbs/71_data.ipynb #22cd60b6
 class Document(NamedTuple):
@@ -206,13 +206,7 @@ def _python_documentation(
 # %% ../../nbs/71_data.ipynb #fdd80e28
 def corpus_folder()->Path:
     "Where the Italian corpus is: installed with the package, or `data/corpus` of a checkout"
-    package = Path(__file__).parents[1]
-    for folder in (package/'corpus', package.parent/'data'/'corpus'):
-        if (folder/'istruzioni.jsonl').exists(): return folder
-    raise UserError(
-        f'The embedded corpus is not beside {package}: install elleci again, '
-        'or give --data a folder of .txt files.'
-    )
+    return installed_folder('corpus')
 
 # %% ../../nbs/71_data.ipynb #c33b188a
 MAX_TEXT_BYTES = GiB      # of a text file
