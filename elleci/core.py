@@ -360,7 +360,7 @@ RENAMED_SETTINGS = {
     'plateau': 'plateau_patience',
     'residuals': 'block_inputs_on',
     'shrink': 'oom_backoff',
-    'warmup': 'warmup_ratio',
+    'warmup_ratio': 'warmup',
     'workers': 'num_workers',
 }
 RENAMED_VALUES = {('engine', 'ordinary'): 'grad_accum', ('on_exhausted', 'reopen'): 'repeat'}

@@ -109,12 +109,12 @@ def steps_for_tokens(
 
 # %% ../../nbs/62_schedules.ipynb #66fe3ffc
 def lr_factor(
-    train:TrainConfig, # its schedule; `warmup_ratio` and `decay_ratio` are fractions of its `steps`
+    train:TrainConfig, # its schedule; `decay_ratio` is a fraction of its `steps`, a `warmup` below 1 too
     step:int,          # 1 … train.steps: the optimizer step about to be applied
 )->float: # in (0, 1], to be multiplied with `train.lr`
     "The factor on the learning rate at an optimizer step; phases are rounded to the nearest step"
     steps = train.steps
-    warmup_steps = round(train.warmup_ratio*steps)
+    warmup_steps = train.warmup_steps
     if train.schedule == 'onecycle':
         return onecycle(step, steps, warmup_steps, end_factor=train.min_lr_ratio or 1/250_000)
     if train.schedule == 'cosine':
