@@ -362,8 +362,8 @@ def choose_config(
         if p.account.total_bytes <= limit - HEADROOM and enough_ram: return p
     free = f'{fmt_bytes(limit)} of the card' + ('' if ram is None else f' and {fmt_bytes(ram)} of RAM')
     raise UserError(
-        f'{config.preset} does not fit into {free}, wherever its parts are kept: take shorter rows (seq_len), '
-        'fewer of them a step (grad_accum_steps), or a smaller model.'
+        f'{config.preset} does not fit into {free}, wherever its parts are kept: take shorter rows '
+        '(seq_len), fewer of them a step (grad_accum_steps), or a smaller model.'
     )
 
 # %% ../../nbs/65_planner.ipynb #f5cbd62d
