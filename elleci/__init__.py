@@ -22,7 +22,7 @@ _OFFERED = {
     'make_model': ('elleci.engine.layer_major', 'make_model'),
     'make_optimizer': ('elleci.optim.optimizers', 'make_optimizer'),
     'make_engine': ('elleci.engine.layer_major', 'make_engine'),
-    'pretokenize': ('elleci.data.shards', 'elleci_pretokenize'),
+    'pretokenize': ('elleci.data.prepare', 'elleci_pretokenize'),
     'train': ('elleci.training.run', 'elleci_train'),
     'read_metrics': ('elleci.training.telemetry', 'read_metrics'),
     'load_run': ('elleci.training.load', 'load_run'),

@@ -10,40 +10,56 @@ __all__ = ['flags', 'read_arguments', 'OutputError', 'LineStream', 'BackgroundWr
 import argparse, contextlib, errno, functools, inspect, io, os, queue, re, select, signal
 import sys, threading, warnings
 from dataclasses import dataclass
-from .core import UserError, current_value, former_names, is_out_of_memory, read_number, type_and_range
+from .config import CHOICES, PRESETS, setting_types
+from .core import UserError, current_value, former_names, is_out_of_memory, read_number, require
+from .core import type_and_range
+from .toml import comments_by_name, installed_files
 
 # %% ../nbs/05_command_line.ipynb #e94ba539
 def flags(
     f, # function with annotated parameters
-)->dict: # name: `inspect.Parameter`, of those that can be typed: text, numbers, switches
-    "The parameters of a function that are flags of its command"
+)->dict: # name: `inspect.Parameter`
+    "The parameters of a function that are flags of its command: text, numbers, switches, lists of text"
     parameters = inspect.signature(f).parameters
-    def can_be_typed(p): return type_and_range(p.annotation)[0] in (str, int, float, bool)
+    def can_be_typed(p): return type_and_range(p.annotation)[0] in (str, int, float, bool, list)
     return {name: p for name, p in parameters.items() if can_be_typed(p)}
 
 
 def _flag(name): return '--' + name.replace('_', '-')
 
 # %% ../nbs/05_command_line.ipynb #09c1ba6a
+def _signature_lines(
+    f, # function whose parameters stand on lines of their own
+)->list[str]:
+    "The lines of a function's source down to the end of its signature"
+    lines = inspect.getsource(f).splitlines()
+    return lines[:next((i for i, line in enumerate(lines) if line.startswith(')')), len(lines))]
+
+
 def _help_texts(
     f, # function whose parameters stand on lines of their own
-)->dict[str, str]: # parameter: its comment, from beside it or from the lines above it
+)->dict[str, str]: # parameter: its comment
     "What the signature says of each parameter"
-    texts, above = {}, []
-    for line in inspect.getsource(f).splitlines():
-        if line.startswith(')'): break
-        comment = re.match(r'\s+# ?(.*)', line)
-        if comment:
-            above.append(comment[1])
-            continue
-        parameter = re.match(r'\s+(\w+):.*?(?:# (.*))?$', line)
-        if parameter: texts[parameter[1]] = parameter[2] or ' '.join(above)
-        above = []
-    return texts
+    return comments_by_name('\n'.join(line for line in _signature_lines(f) if '#:' not in line))
 
 
+def _groups(
+    f, # function with annotated parameters
+)->dict: # (title, example): names of flags; those without a heading come first, under ('', '')
+    "The headings of a signature, and the flags under each"
+    heading_of, heading = {}, ('', '')
+    for line in _signature_lines(f):
+        found = re.match(r'\s+#: (.*?): (.*)', line)
+        named = re.match(r'\s+(\w+):', line)
+        if found: heading = found.groups()
+        elif named: heading_of[named[1]] = heading
+    groups = {('', ''): []}
+    for name in flags(f): groups.setdefault(heading_of.get(name, ('', '')), []).append(name)
+    return groups
+
+# %% ../nbs/05_command_line.ipynb #4c7875b4
 def _add_flag(
-    parser, # argparse.ArgumentParser
+    parser, # argparse.ArgumentParser, or a group of it
     p,      # inspect.Parameter
     help:str, # one line
 ):
@@ -53,12 +69,58 @@ def _add_flag(
     if kind is bool:
         parser.add_argument(*names, action='store_true', help=help)
         return
-    if bounds: help = f'{help} ({bounds.low:,} to {bounds.high:,})'.strip()
+    several = dict(nargs='+', action='extend') if kind is list else {}
+    # Larger limits are there to stop typing errors, and would only be in the way of who reads.
+    if bounds and bounds.high < 10**6: help = f'{help} ({bounds.low:,} to {bounds.high:,})'.strip()
     required = p.default is inspect.Parameter.empty
     default = None if required else p.default
-    parser.add_argument(*names, required=required, default=default, help=help, metavar=kind.__name__)
+    metavar = 'text' if kind in (str, list) else kind.__name__
+    parser.add_argument(*names, required=required, default=default, help=help, metavar=metavar, **several)
 
-# %% ../nbs/05_command_line.ipynb #4c7875b4
+# %% ../nbs/05_command_line.ipynb #7e0cc471
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    "A flag's present name alone: those that it had before are read, and not shown"
+    def __init__(self, prog, **options): super().__init__(prog, max_help_position=30, **options)
+
+    def _format_action_invocation(self, action):
+        shown = max(action.option_strings[:2], key=len) if action.dest == 'help' else action.option_strings[0]
+        return shown if action.nargs == 0 else f'{shown} {self._format_args(action, action.metavar)}'
+
+# %% ../nbs/05_command_line.ipynb #07daf96b
+# Flags that take a file ('FILE') or a folder ('DIR').
+_PATHS = dict(config='FILE', draw='FILE', out='DIR', run='DIR')
+
+
+def _words()->dict: # name of a flag: what may follow it
+    "The words that flags know"
+    options = [f'{name}=' for name in setting_types()]
+    return CHOICES | dict(preset=list(PRESETS), set=options, track=['tensorboard', 'trackio', 'wandb'])
+
+
+def _complete_data(
+    recipes, # their names
+)->tuple[dict, str]: # what completes --data in each shell, and the function that bash needs for it
+    "--data takes a recipe's name, or any path"
+    names = ' '.join(recipes)
+    zsh = f'{{_alternative "recipes:recipe:({names})" "files:file:_files"}}'
+    function = f'_elleci_data() {{ compgen -W "{names}" -- "$1"; compgen -f -- "$1"; }}'
+    return dict(bash='_elleci_data', zsh=zsh), function
+
+
+class _PrintCompletion(argparse.Action):
+    "Prints a shell's completion script, and ends the process"
+    def __call__(self, parser, namespace, shell, option_string=None):
+        shtab = require('shtab', 'complete commands in your shell')
+        words = _words()
+        data, function = _complete_data(installed_files('recipes'))
+        for action in parser._actions:
+            if action.dest in words: action.choices = words[action.dest]
+            if action.dest in _PATHS: action.complete = getattr(shtab, _PATHS[action.dest])
+            if action.dest == 'data': action.complete = data
+        print(shtab.complete(parser, shell, preamble=dict(bash=function)))
+        parser.exit()
+
+# %% ../nbs/05_command_line.ipynb #ee054640
 class _Parser(argparse.ArgumentParser):
     "Raises a `UserError` where argparse would print its usage and end the process"
     def error(self, message): raise UserError(f'{message}; see {self.prog} --help.')
@@ -67,12 +129,22 @@ class _Parser(argparse.ArgumentParser):
 def _parser(
     f, # function with annotated parameters
 )->_Parser:
-    "The parser of a function's flags"
-    parser, texts = _Parser(prog=f.__name__, description=f.__doc__), _help_texts(f)
-    for name, p in flags(f).items(): _add_flag(parser, p, texts.get(name, ''))
+    "The parser of a function's flags, in the groups of its signature"
+    texts, known = _help_texts(f), flags(f)
+    parser = _Parser(
+        prog=f.__name__,
+        description=f.__doc__,
+        formatter_class=_HelpFormatter,
+        usage=f'{f.__name__} [flags]',
+    )
+    for (title, example), names in _groups(f).items():
+        group = parser.add_argument_group(title, f'e.g. {example}') if title else parser
+        for name in names: _add_flag(group, known[name], texts.get(name, ''))
+    shells = parser.add_argument('--print-completion', action=_PrintCompletion, metavar='shell')
+    shells.choices, shells.help = ('bash', 'zsh'), 'print what makes bash or zsh complete these flags'
     return parser
 
-
+# %% ../nbs/05_command_line.ipynb #c75a052e
 def read_arguments(
     f,         # function with annotated parameters, see `flags`
     argv=None, # list of arguments; None takes the shell's
@@ -80,13 +152,15 @@ def read_arguments(
     "Read a command line as the arguments of `f`; `UserError` for what is no flag, no such value, or no text"
     known = flags(f)
     arguments = vars(_parser(f).parse_args(argv))
+    del arguments['print_completion']
     for name, value in arguments.items():
         # What argparse makes of `--flag=--`.
         if value == []: raise UserError(f"{_flag(name)} is '--': give a value.")
-        if not isinstance(value, str): continue
-        if value.encode('utf-8', 'ignore').decode() != value:
-            raise UserError(f'{_flag(name)} is not UTF-8 text: give ordinary characters.')
-        arguments[name] = current_value(name, read_number(_flag(name), known[name].annotation, value))
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and text.encode('utf-8', 'ignore').decode() != text:
+                raise UserError(f'{_flag(name)} is not UTF-8 text: give ordinary characters.')
+        if isinstance(value, str):
+            arguments[name] = current_value(name, read_number(_flag(name), known[name].annotation, value))
     return arguments
 
 # %% ../nbs/05_command_line.ipynb #10a6a756

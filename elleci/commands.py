@@ -77,7 +77,7 @@ def pack():
 # %% ../nbs/78_commands.ipynb #99dba948
 def pretokenize():
     "`elleci_pretokenize` in a shell"
-    return _run('elleci_pretokenize', 'elleci.data.shards', 'pretokenize_command')
+    return _run('elleci_pretokenize', 'elleci.data.prepare', 'pretokenize_command')
 
 # %% ../nbs/78_commands.ipynb #e8014336
 def memory():

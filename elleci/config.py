@@ -553,7 +553,7 @@ def _read_data_table(
             not {'sources', 'mix'} & set(table),
             'data.recipe stands beside sources or mix, which a recipe has itself: keep one of them.',
         )
-        settings |= read_recipe(table['recipe'], folder)
+        settings = read_recipe(table['recipe'], folder) | settings
     if 'sources' in table: settings |= dict(data=read_sources(table['sources'], folder), mix=())
     if 'mix' in table: settings['mix'] = read_mix(table['mix'])
     return settings

@@ -236,7 +236,7 @@ def read_mix(
 def read_recipe(
     recipe:str,          # a name, or the path of a .toml file
     folder:str|Path='.', # from which a relative path is seen
-)->dict: # data=((name, spec), …), mix=((fraction, ((name, weight), …)), …)
+)->dict: # data=((name, spec), …), mix=((fraction, ((name, weight), …)), …); max_skipped_ratio if set
     "The settings of `TrainConfig` that a recipe stands for; `UserError` for any mistake in it"
     refuse_unless(
         isinstance(recipe, str),
@@ -246,6 +246,13 @@ def read_recipe(
     path = Path(resolve_path(recipe, folder)) if is_path else named_file('recipes', recipe)
     table = read_toml(path)
     with errors_of(recipe):
-        check_keys(table, ('description', 'sources', 'mix'), 'A recipe')
+        check_keys(table, ('description', 'sources', 'mix', 'max_skipped_ratio'), 'A recipe')
         data = read_sources(table.get('sources'), path.parent)
-        return dict(data=data, mix=read_mix(table.get('mix', [])))
+        settings = dict(data=data, mix=read_mix(table.get('mix', [])))
+        if 'max_skipped_ratio' not in table: return settings
+        ratio = table['max_skipped_ratio']
+        refuse_unless(
+            type(ratio) in (int, float) and 0 <= ratio <= 1,
+            f'max_skipped_ratio is {shown(ratio)}: give a number from 0 to 1.',
+        )
+        return settings | dict(max_skipped_ratio=float(ratio))

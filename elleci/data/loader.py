@@ -6,9 +6,11 @@
 __all__ = ['PATTERN_ROWS', 'interleave', 'Mixture', 'check_same_data', 'make_mixture', 'StepData', 'StepDataset', 'make_loader',
            'open_data']
 
-# %% ../../nbs/74_mixing.ipynb #eba09632
-import contextlib, functools, math, multiprocessing.resource_tracker, os, signal, sys, threading, time, zlib
+# %% ../../nbs/74_mixing.ipynb #2bae805d
+import contextlib, dataclasses, functools, math, os, signal, sys, threading, time, zlib
+import multiprocessing.resource_tracker
 from bisect import bisect_right
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 import numpy as np
@@ -16,9 +18,11 @@ import torch
 from ..core import UserError
 from ..config import TrainConfig
 from .curriculum import easy_first, rarity, step_shape
-from .sources import VAL_FRACTION, SourceSpec, encode_documents, is_validation, iter_documents
-from .sources import parse_spec
-from .shards import Shards, pretokenize, read_range, text_bytes, tokenizer_fingerprint
+from .sources import VAL_FRACTION, SkippedRows, SourceSpec, encode_documents, is_validation
+from .sources import iter_documents, parse_spec
+from .shards import Shards, pretokenize, read_range, read_skipped, text_bytes
+from .shards import tokenizer_fingerprint
+from .curriculum import easy_first, rarity, step_shape, steps_for_epochs
 from .packing import PackedRows, PackedStream, SourceExhausted, TokenStore, pack_documents
 
 # %% ../../nbs/74_mixing.ipynb #da2258f7
@@ -132,6 +136,7 @@ class Mixture:
         if not sources: raise UserError('There is no source to mix: name at least one.')
         self.sources = sources
         self.names = list(sources)
+        self.skipped = SkippedRows() # of the sources that were read to their ends before the run
         self.requested_phases = [(0, _token_counts(sources))] if phases is None else list(phases)
         unknown = {s for _, weights in self.requested_phases for s in weights} - set(sources)
         if unknown:
@@ -175,8 +180,10 @@ class Mixture:
         lines = []
         for i in range(n, stop):
             name, k = self.locate(i)
-            if self.sources[name].epoch_restart(k):
+            source = self.sources[name]
+            if source.epoch_restart(k):
                 lines.append(f'{name} was read to its end and begins again (row {i})')
+            if isinstance(source, PackedStream): lines += source.skipped_notices.get(k, [])
         for name, row in self.exhausted.items():
             if n <= row < stop: lines.append(f'{name} has ended and is dropped (row {row})')
         return lines
@@ -196,16 +203,25 @@ class Mixture:
         "{name: state} of the sources that are streams"
         return {s: x.state for s, x in self.sources.items() if isinstance(x, PackedStream)}
 
+    def skipped_rows(self):
+        "{name: {reason: how many}} of the rows of streams that were skipped so far"
+        streams = {s: x for s, x in self.sources.items() if isinstance(x, PackedStream)}
+        return {s: dict(x.skipped) for s, x in streams.items() if x.skipped}
+
     def state(self, n):
         "What a checkpoint keeps before row n"
         begun = [first_row for first_row, _ in self.requested_phases]
-        return dict(row=n, begun=begun, streams=self.stream_states())
+        state = dict(row=n, begun=begun, streams=self.stream_states())
+        skipped = self.skipped_rows()
+        return state | dict(skipped=skipped) if skipped else state
 
     def restore(self,
         state:dict, # from `state`, perhaps of a shorter run
     ):
         "Resume from a state; phases that had begun stay where they began, though the run may be longer now"
-        for name, stream_state in state['streams'].items(): self.sources[name].restore(stream_state)
+        skipped = state.get('skipped', {})
+        for name, stream_state in state['streams'].items():
+            self.sources[name].restore(stream_state, skipped.get(name))
         row = state['row']
         phases = []
         for begun, (first_row, weights) in zip(state['begun'], self.requested_phases):
@@ -391,10 +407,12 @@ def _split_numbers(
 # %% ../../nbs/74_mixing.ipynb #9672ad00
 def _open_stored(name, spec, tok, folder, train):
     "Training and validation rows of a source that has an end"
-    shards = _stored_shards(name, spec, tok, folder)
-    if shards.num_documents == 1: return _split_single_document(shards, train, spec.on_exhausted)
+    shards = _stored_shards(name, spec, tok, folder, train.max_samples)
+    if 1 in (shards.num_documents, train.max_samples):
+        return _split_single_document(shards, train, spec.on_exhausted)
     numbers = range(len(shards.shards))
-    train_docs, val_docs = _split_numbers(n for k in numbers for n in shards.details(k)['names'])
+    names = (n for k in numbers for n in shards.details(k)['names'])
+    train_docs, val_docs = _split_numbers(islice(names, train.max_samples or None))
     if train.easy_first:
         difficulty = rarity([(shards.map(k), shards.lengths(k)) for k in numbers])[train_docs]
         train_docs = train_docs[easy_first(difficulty, seed=train.seed)]
@@ -410,7 +428,7 @@ def _open_stored(name, spec, tok, folder, train):
     return train_rows, pack(order=val_docs)
 
 # %% ../../nbs/74_mixing.ipynb #66233288
-def _stored_shards(name, spec, tok, folder):
+def _stored_shards(name, spec, tok, folder, max_samples):
     "The shards that a source consists of, or those that its text is tokenised into"
     if spec.kind == 'shards': return Shards(spec.where, tok, MAX_MAPPED_SHARDS)
     size = text_bytes(spec)
@@ -418,7 +436,7 @@ def _stored_shards(name, spec, tok, folder):
     return _open_or_pretokenize(
         folder,
         tok,
-        lambda: iter_documents(name, spec),
+        lambda: iter_documents(name, spec, max_samples=max_samples),
         num_workers=0 if is_small else None,
         progress=sys.stderr.isatty(),
         total=size,
@@ -446,39 +464,49 @@ MIN_BYTES_FOR_WORKERS = 2**23   # text from which on several processes tokenise 
 # %% ../../nbs/74_mixing.ipynb #3b3622a6
 def _split_single_document(shards, train, on_exhausted):
     "Training and validation rows of a single document: its beginning and its end"
-    cut = max(1, int(shards.num_tokens*(1 - VAL_FRACTION)))
+    num_tokens = int(shards.lengths(0)[0])
+    cut = max(1, int(num_tokens*(1 - VAL_FRACTION)))
     read = functools.partial(read_range, shards)
-    store = TokenStore([cut, shards.num_tokens - cut], read, shards.fingerprint)
+    store = TokenStore([cut, num_tokens - cut], read, shards.fingerprint)
     train_rows = PackedRows(store, train.seq_len, train.seed, order=[0], on_exhausted=on_exhausted)
     return train_rows, PackedRows(store, train.seq_len, order=[1])
 
 # %% ../../nbs/74_mixing.ipynb #d2db0efa
 def _encode_training_document(tok, document):
-    "The tokens of a stream's document; none if it is for validation"
-    if is_validation(document.name): return np.zeros(0, np.int64)
+    "The tokens of a stream's document; none if it is for validation, or cannot be trained on"
+    if document.problem or is_validation(document.name): return np.zeros(0, np.int64)
     return encode_documents(tok, [document])[0]
 
 # %% ../../nbs/74_mixing.ipynb #e1931151
-def _validation_documents(name, spec, max_chars):
-    "The first validation documents of a stream, until they have more than `max_chars`"
+MIN_ROWS_CHECKED = 1000   # of a stream: we look at so many before we trust that its rows are good
+
+# %% ../../nbs/74_mixing.ipynb #d8ba02a2
+def _validation_documents(name, documents, max_chars, max_skipped_ratio):
+    "The first validation documents of a stream, until they have more than `max_chars`; checks its first rows"
+    skipped = SkippedRows()
     num_chars = 0
-    for document in iter_documents(name, spec):
-        if is_validation(document.name):
+    for document in skipped.good(documents):
+        if num_chars > max_chars and skipped.sources[name].rows >= MIN_ROWS_CHECKED: break
+        if num_chars <= max_chars and is_validation(document.name):
             num_chars += len(document.text)
             yield document
-        if num_chars > max_chars: return
+    skipped.check(max_skipped_ratio)
     if not num_chars:
         raise UserError(f'{name} is too short for a validation set while it streams: leave stream=true out.')
 
-# %% ../../nbs/74_mixing.ipynb #d8ba02a2
+# %% ../../nbs/74_mixing.ipynb #a272b084
 def _open_streamed(name, spec, tok, folder, train):
     "Training and validation rows of a source that is read while it is trained on"
     # More text than the validation rows can hold, at 8 characters a token.
     max_chars = 8*train.val_rows*train.seq_len
-    val = _open_or_pretokenize(folder, tok, lambda: _validation_documents(name, spec, max_chars), 0)
+    open_at = functools.partial(iter_documents, name, spec, max_samples=train.max_samples)
+    val = _open_or_pretokenize(
+        folder, tok, lambda: _validation_documents(name, open_at(), max_chars, train.max_skipped_ratio), 0
+    )
     hashed = f'({_hashed_spec(spec)}, {tokenizer_fingerprint(tok)!r})'
+    if train.max_samples: hashed += f', {train.max_samples}'
     stream = PackedStream(
-        functools.partial(iter_documents, name, spec),
+        open_at,
         functools.partial(_encode_training_document, tok),
         train.seq_len,
         train.seed,
@@ -499,7 +527,7 @@ def _check_weights(mix):
                     f'{name} has less than 1/{PATTERN_ROWS} of the mix: give it more, or leave it out.'
                 )
 
-# %% ../../nbs/74_mixing.ipynb #f523605e
+# %% ../../nbs/74_mixing.ipynb #633568df
 def open_data(
     train:TrainConfig, # its `data`, `mix`, `seq_len`, `seed` and sizes
     tok,               # the run's tokenizer; that of the shards, where shards are given
@@ -508,8 +536,17 @@ def open_data(
     "From where the text is to what is read; resumes where it was stopped"
     _check_weights(train.mix)
     train_rows, val_rows = {}, {}
+    skipped = SkippedRows()
     for name, source in train.data:
         spec = parse_spec(source)
         open_source = _open_streamed if spec.stream else _open_stored
         train_rows[name], val_rows[name] = open_source(name, spec, tok, Path(folder)/name, train)
-    return make_mixture(train_rows, train), val_rows
+        if not spec.stream:
+            skipped.merge(read_skipped(spec.where if spec.kind == 'shards' else Path(folder)/name), name)
+            skipped.check(train.max_skipped_ratio)
+    # The phases of the mix begin at fractions of the steps, which epochs leave open until here.
+    num_steps = steps_for_epochs(train, {name: rows.num_rows for name, rows in train_rows.items()})
+    mixture = make_mixture(train_rows, dataclasses.replace(train, steps=num_steps))
+    mixture.skipped = skipped
+    return mixture, val_rows
+

@@ -16,6 +16,7 @@ from ..core import UserError
 from ..documents import IGNORE_INDEX
 from .tokenizer import PAD
 from .shards import Shards, read_range
+from .sources import MAX_EXAMPLES
 
 # %% ../../nbs/73_packing.ipynb #d13a3c30
 def best_fit(
@@ -396,6 +397,7 @@ class _WindowReader:
         self.encode = encode
         self.window = window
         self.max_tokens = max_tokens
+        self.bad_documents = [] # of the window that was read last
         self.close()
 
     def close(self):
@@ -419,7 +421,9 @@ class _WindowReader:
 
     def _take(self):
         found, num_tokens = [], 0
+        self.bad_documents = []
         for d in islice(self.documents, self.window):
+            if getattr(d, 'problem', ''): self.bad_documents.append(d)
             found.append(self.encode(d))
             num_tokens += len(found[-1])
             if num_tokens >= self.max_tokens: break
@@ -434,7 +438,7 @@ class PackedStream:
     "Documents that can only be read in order, as rows of T tokens; rows it has read it can read again"
     def __init__(self,
         open_at,       # open_at(start) gives an iterator of documents from number `start` on, always the same
-        encode,        # encode(document) gives its tokens, an integer array
+        encode,        # encode(document) gives its tokens, an integer array; none of a bad document
         T:int,         # tokens in a row
         seed:int=0,
         window:int=500, # documents that are packed and shuffled together
@@ -453,9 +457,17 @@ class PackedStream:
 
     def restore(self,
         state:list, # from `state`, here or in another process
+        skipped:dict|None=None, # as `skipped` was then
     ):
         "Resume from a state"
         self.num_rows = state[3]
+        _, epoch, document, _ = state
+        # Reason: how many rows of the first epoch were skipped so far.
+        self.skipped = dict(skipped or {})
+        # The first document of the last window that was counted: it will be read again.
+        self.counted_document = math.inf if epoch else document if document or self.skipped else -1
+        # Row: what to report about the window that begins with it.
+        self.skipped_notices = {}
         self.window_starts = []
         self.next_start = WindowStart(*state[:3])
         self._seek(self.next_start.row)
@@ -494,8 +506,20 @@ class PackedStream:
         self.epoch_start_row = start.row
         return WindowStart(start.row, start.epoch + 1, 0), self.reader.read(0)
 
+    def _count_skipped(self, start):
+        "Count the bad documents of a window, once"
+        if start.epoch or start.document <= self.counted_document: return
+        self.counted_document = start.document
+        for document in self.reader.bad_documents:
+            reason = document.problem.partition(':')[0]
+            self.skipped[reason] = self.skipped.get(reason, 0) + 1
+            if self.skipped[reason] > MAX_EXAMPLES: continue
+            notice = f'{document.source}: {document.name} is skipped: {document.problem}'
+            self.skipped_notices.setdefault(start.row, []).append(notice)
+
     def _pack_next_window(self):
         start, docs = self._read_window(self.next_start)
+        self._count_skipped(start)
         lengths = np.array([len(d) for d in docs], int)
         rng = np.random.default_rng((self.seed, start.epoch, start.document))
         rows = _pack_window(lengths, np.cumsum(lengths), self.T, rng)
@@ -520,6 +544,7 @@ class PackedStream:
         "k if an epoch ended just before row k, else 0"
         first = bisect_left(self.window_starts, (k,))
         # Windows without a row begin with the same row as the one after them.
-        for start in self.window_starts[first:first + 3]:
-            if start.row == k and start.epoch and not start.document: return k
+        for start in islice(self.window_starts, first, None):
+            if start.row != k: return 0
+            if start.epoch and not start.document: return k
         return 0

@@ -369,9 +369,10 @@ class _CpuRecord:
         fresh = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in inputs}
         self.inputs = sum(n for key, n in fresh.items() if key not in self.counted)
         _silence_profiler()
-        self._start()
+        self.resume()
 
-    def _start(self):
+    def resume(self):
+        "Record again after a reading that was an end"
         from torch._C._profiler import (
             ProfilerActivity,
             ProfilerConfig,
@@ -389,7 +390,7 @@ class _CpuRecord:
         results, self.recording = torch.autograd._disable_profiler(), False
         level = np.cumsum([self.level, *_deltas(results, self.alive, self.min_bytes)])
         self.level = int(level[-1])
-        if not end: self._start()
+        if not end: self.resume()
         return level + self.inputs
 
     # autograd restores the profiler of its beginning
@@ -410,6 +411,7 @@ class _CudaRecord:
         torch.cuda.reset_peak_memory_stats(self.device)
         return np.array([peak])
 
+    def resume(self): torch.cuda.reset_peak_memory_stats(self.device)
     def can_read(self): return True
     def reserved(self): return self.top
 
@@ -436,6 +438,7 @@ class StepMemory:
         self.envelope = Envelope()
         self.steps = 0          # measured to their end
         self.given_up = False   # whether measuring was given up because it took too long
+        self.recording = False  # whether a step is being measured
         self.record = _CudaRecord(self.device) if self.device.type == 'cuda' else _CpuRecord(live_tensors)
         self.result = Measurement(self.device, before=memory_now(self.device))
 
@@ -452,14 +455,26 @@ class StepMemory:
         # Time of this process: another program that takes the cores does not count.
         self.spent, self.start_time = 0., time.process_time()
         hooks, highest = self._hooks(), _resident_peak()
+        self.recording = True
         try:
             yield
             self.steps += not self.given_up
         finally:
+            self.recording = False
             for hook in hooks: hook.remove()
             if not self.given_up: self._note(end=True)
             if (now := _resident_peak()) > highest: self.result.peak_resident = now
             _MEASURING.release()
+
+    @contextlib.contextmanager
+    def pause(self): # a context manager
+        "In the middle of a step: nothing that is made within is measured, now or later"
+        if not self.recording or self.given_up or not self.record.can_read():
+            yield
+            return
+        self._note(end=True)
+        try: yield
+        finally: self.record.resume()
 
     def _hooks(self):
         hooks = [b.register_forward_pre_hook(lambda *_: self._note()) for b in self.blocks]

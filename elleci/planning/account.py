@@ -114,7 +114,7 @@ class Account:
     "What a configuration takes, in bytes"
     config:Config
     target:str        # 'cuda' or 'cpu'
-    trace:Trace       # two steps, allocation by allocation
+    trace:Trace       # two steps (or as many as were asked for), allocation by allocation
     replay:Replay|None # of the trace, by the caching allocator; None on the CPU, which has none
     categories:dict   # category: bytes when most is allocated, see `elleci.annotate.CATEGORIES`
     host:dict         # what: bytes of ordinary RAM that the run takes beside the card
@@ -244,11 +244,12 @@ def account(
     context:int=0,     # bytes of the driver's context and loaded kernels, measured
     name:str='',       # of the preset, for display
     limit:int|None=None, # bytes of the card, which decides where block_inputs_on='auto' puts them
+    steps:int=2,       # steps to rehearse: a second one begins with the optimizer's states
 )->Account:
     "Every byte of our own training step, before it runs"
     config = Config(name, model, train)
     config = resolve_placement(config, limit and limit - context - sum(workspaces), target)
-    trace = trace_step(model, config.train, target)
+    trace = trace_step(model, config.train, target, steps)
     if target == 'cuda':
         replayed = _replay_after_workspaces(trace, workspaces)
         peak = int(replayed.allocated.argmax())
@@ -268,19 +269,21 @@ def account(
 # %% ../../nbs/64_account.ipynb #235ca3e8
 def predicted_vs_measured(
     account:Account,
-    measured, # a `elleci.memory.measure.Measurement` of its first two steps
+    measured, # a `elleci.memory.measure.Measurement` of as many steps, of the same shape
+    steps:str='', # which steps these are, where they are not the first two at full length
 )->str:
-    "One line: predicted against measured"
+    "One line: predicted against measured; of the process, which is only bounded, at most against measured"
     pairs = [('peak', account.peak_allocated, measured.peak_allocated)]
     if account.replay: pairs.append(('reserved', account.peak_reserved, measured.peak_reserved))
-    elif account.process_before and measured.peak_resident:
-        pairs.append(
-            ('process', account.process_before + account.total + account.margin, measured.peak_resident)
-        )
-    return 'memory, ' + '; '.join(
+    parts = [
         f'{what}: predicted {fmt_bytes(p)}, measured {fmt_bytes(m)} ({m / p - 1:+.2%})'
         for what, p, m in pairs
-    )
+    ]
+    if account.target == 'cpu' and account.process_before and measured.peak_resident:
+        at_most = account.process_before + account.needed
+        parts.append(f'process: at most {fmt_bytes(at_most)}, measured {fmt_bytes(measured.peak_resident)}')
+    what = f'memory of {steps}' if steps else 'memory'
+    return f"{what}, {'; '.join(parts)}"
 
 # %% ../../nbs/64_account.ipynb #f1dec133
 def process_summary(

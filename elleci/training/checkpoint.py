@@ -145,6 +145,7 @@ class _DataState:
     row:RowNumber
     begun:list[RowNumber]
     streams:dict[str, list[RowNumber|None]]
+    skipped:dict[str, dict[str, RowNumber]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass
