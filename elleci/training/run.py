@@ -6,7 +6,7 @@
 __all__ = ['PROMPTS', 'preflight', 'measure_steps', 'measure_first_steps', 'FolderRun', 'Attempt', 'train_from_checkpoint',
            'elleci_train', 'train_command']
 
-# %% ../../nbs/76_train.ipynb #2058c458
+# %% ../../nbs/76_train.ipynb #c976fc78
 import contextlib, dataclasses, functools, json, os, stat
 from collections.abc import Callable
 from pathlib import Path
@@ -18,10 +18,12 @@ from ..core import Fraction, Range, Seed, UserError, atomic_write, available_mem
 from ..core import fmt_count, is_out_of_memory, memory_in_use, pick_device, read_number, require
 from ..core import seed_everything
 from ..command_line import run_command, safe_output
+from ..data.curriculum import check_epochs, steps_for_epochs
 from ..data.loader import check_same_data, make_loader, open_data
 from ..data.shards import tokenizer_fingerprint
-from ..data.sources import data_settings, parse_spec, train_tokenizer_on
-from ..data.tokenizer import load_tokenizer, save_tokenizer
+from ..data.prepare import learn_tokenizer
+from ..data.sources import data_settings, parse_spec
+from ..data.tokenizer import TOKENIZERS, load_tokenizer, num_used_entries, save_tokenizer
 from ..engine.layer_major import make_engine, make_model
 from ..engine.checks import params_by_unit
 from ..engine.offload import HostMemory, allow_malloc_tuning, tune_malloc
@@ -75,6 +77,14 @@ def _refuse_too_large(
             'device.'
         )
 
+# %% ../../nbs/76_train.ipynb #58e991f9
+def _describe_epochs(train): return '1 epoch' if train.epochs == 1 else f'{train.epochs:g} epochs'
+
+
+def _describe_steps(train): # before the text is counted
+    if not train.epochs: return f'{train.steps:,} steps'
+    return f'{_describe_epochs(train)}, in steps that are known once the text is counted,'
+
 # %% ../../nbs/76_train.ipynb #30a699e7
 def _print_plan(config, device, a):
     "Print what will be trained, and what it will hold"
@@ -87,7 +97,7 @@ def _print_plan(config, device, a):
     print(f'{device} will hold {fmt_bytes(a.total)}{in_tensors} at its peak: {categories}')
     if a.process_before: print(process_summary(a))
     print(
-        f'{train.steps:,} steps of {train.tokens_per_step:,} tokens ({train.grad_accum_steps} × '
+        f'{_describe_steps(train)} of {train.tokens_per_step:,} tokens ({train.grad_accum_steps} × '
         f'{train.batch_size} × {train.seq_len}), {train.optimizer}, lr {train.lr:g}, {train.precision}'
     )
     if slow := cpu_speed_warning(train, device): print(slow)
@@ -117,6 +127,7 @@ def preflight(
     free:int|None, # bytes available on the device; None where unknown
 )->Account:
     "Print what will be trained and what it will hold; `UserError` if that cannot fit"
+    check_epochs(config.train, [name for name, where in config.train.data if parse_spec(where).stream])
     _refuse_too_large(config, device, free)
     # Memory is pinned once, so that a machine without a GPU is refused before anything is written.
     if config.train.block_inputs_on == 'pinned': HostMemory('pinned', device)
@@ -130,12 +141,24 @@ def preflight(
     _refuse_unless_it_fits(config.preset, device, a, free)
     return a
 
+# %% ../../nbs/76_train.ipynb #ad88a951
+@contextlib.contextmanager
+def _paused_updates(engine, memory):
+    "Within it the measurement pauses while the engine calls its `on_update`"
+    on_update = engine.on_update
+    def call_unmeasured(*args):
+        with memory.pause(): on_update(*args)
+    if on_update: engine.on_update = call_unmeasured
+    try: yield
+    finally: engine.on_update = on_update
+
 # %% ../../nbs/76_train.ipynb #e6d04d7b
 @contextlib.contextmanager
 def measure_steps(
     engine, # from `make_engine`; its `step` is wrapped
+    shapes=None, # a list, to which (B, T, M) of every step is appended
 ): # a context manager that gives a `StepMemory`
-    "Measure the engine's steps, and nothing between them"
+    "Measure the engine's steps, and nothing between them; nor an average of the weights, which it may make"
     # On a CPU the tensors that exist already have to be counted one by one.
     known = []
     if engine.device.type == 'cpu':
@@ -147,7 +170,8 @@ def measure_steps(
     wrapped_before = vars(engine).get('step')
     def measured_step(micro_batches):
         inputs = [tensor for micro_batch in micro_batches for tensor in micro_batch]
-        with memory.step(inputs): return step(micro_batches)
+        if shapes is not None: shapes.append((*inputs[0].shape, len(micro_batches)))
+        with memory.step(inputs), _paused_updates(engine, memory): return step(micro_batches)
     engine.step = measured_step
     try:
         yield memory
@@ -159,19 +183,49 @@ def measure_steps(
 def measure_first_steps(
     steps,  # an iterable of step numbers
     engine, # from `make_engine`, which makes them
-    on_measured,   # called with the number of the second step that was made, and the `Measurement`
+    on_measured,   # called with the last step measured, the `Measurement`, (B, T, M) of each step
     on_skipped=lambda: None, # called instead where measuring would take too long
 ): # yields the steps
-    "Pass `steps` on, and measure the first two that are made"
+    "Pass `steps` on, and measure the first two that are made, or the only one"
     steps = iter(steps)
-    with measure_steps(engine) as memory:
+    shapes = []
+    step = None
+    with measure_steps(engine, shapes) as memory:
         for step in steps:
             yield step
             if memory.steps == 2 or memory.given_up: break
-        else: return
-    if memory.steps == 2: on_measured(step, memory.measurement())
-    else: on_skipped()
+    if memory.given_up: on_skipped()
+    elif memory.steps: on_measured(step, memory.measurement(), shapes)
     yield from steps
+
+# %% ../../nbs/76_train.ipynb #adca802c
+def _account_of_steps(
+    a:Account,  # of the run
+    step:int,   # the last one that was measured
+    shapes,     # (B, T, M) of each step that was measured
+)->Account: # `a` itself, if these are its steps
+    "What the measured steps were to hold; of several shapes, that which holds most"
+    accounts = []
+    for B, T, M in sorted(set(shapes)):
+        train = dataclasses.replace(
+            a.config.train, batch_size=B, seq_len=T, grad_accum_steps=M, seq_len_schedule=()
+        )
+        if step > 1 and _shape(train) == _shape(a.config.train): return a
+        name = a.config.preset
+        of_shape = account(a.config.model, train, a.target, name=name, context=a.context, steps=min(step, 2))
+        accounts.append(dataclasses.replace(of_shape, process_before=a.process_before))
+    return max(accounts, key=lambda account: account.peak_allocated)
+
+
+def _shape(train): return train.batch_size, train.seq_len, train.grad_accum_steps
+
+
+def _name_of_steps(run_account, compared):
+    "Which steps a comparison is of; '' for two steps of the run's own shape"
+    if compared is run_account: return ''
+    if _shape(compared.config.train) == _shape(run_account.config.train): return 'step 1 alone'
+    B, T, M = _shape(compared.config.train)
+    return f'the first steps ({M} × {B} × {T} tokens)'
 
 # %% ../../nbs/76_train.ipynb #d96fb73b
 @contextlib.contextmanager
@@ -237,6 +291,14 @@ def _check_layout(folder):
 RESUMABLE_FIELDS = ('steps', 'save_every', 'save_total_limit', 'keep_every', 'oom_backoff', 'num_workers',
                     'checkpointing', 'block_inputs_on', 'weights_on', 'states_on')
 
+# %% ../../nbs/76_train.ipynb #ef31b82f
+def _resumable_settings(train):
+    "The settings of a configuration from Python that may change when a run is resumed"
+    settings = {name: getattr(train, name) for name in RESUMABLE_FIELDS}
+    # Of a run of epochs, the steps that were counted stand, and not those of the configuration.
+    if train.epochs: del settings['steps']
+    return settings
+
 # %% ../../nbs/76_train.ipynb #da66e1e6
 def _with_train(config, **changes): # a `Config` with other training settings
     return dataclasses.replace(config, train=dataclasses.replace(config.train, **changes))
@@ -291,7 +353,9 @@ def _resolve_config(folder, preset, changes, resume, given=None, auto_lr=False):
     own = read_config(folder)
     if given is not None: _refuse_other_config(folder, given, own)
     _refuse_other_flags(folder, preset, changes, own, auto_lr)
-    if given is not None: changes = {k: getattr(given.train, k) for k in RESUMABLE_FIELDS} | changes
+    if given is not None: changes = _resumable_settings(given.train) | changes
+    # Whoever gives steps has no use for the epochs that the run was begun with.
+    if 'steps' in changes: changes = {'epochs': 0.} | changes
     return _with_train(own, **changes)
 
 
@@ -312,14 +376,14 @@ class FolderRun(TrainingRun):
     listeners:tuple = ()     # functions of an event, from `trackers`
     lr_found:bool = False    # whether a range test has found the learning rate
 
-    def with_lr(self, lr):
-        "The same run at another learning rate"
-        config = _with_train(self.config, lr=lr)
+    def with_train(self, **changes):
+        "The same run with other training settings, none of which changes what it will hold"
+        config = _with_train(self.config, **changes)
         return dataclasses.replace(
             self,
             config=config,
             account=dataclasses.replace(self.account, config=config),
-            saved_config=_with_train(self.saved_config, lr=lr),
+            saved_config=_with_train(self.saved_config, **changes),
         )
 
 # %% ../../nbs/76_train.ipynb #83003f39
@@ -330,8 +394,15 @@ def _load_or_learn_tokenizer(folder, config):
     if path.exists(): return load_tokenizer(path, vocab_size)
     specs = [parse_spec(spec) for _, spec in config.train.data]
     shards = [spec.where for spec in specs if spec.kind == 'shards']
-    if shards: tokenizer = load_tokenizer(Path(shards[0])/'tokenizer.json', vocab_size)
-    else: tokenizer = train_tokenizer_on(config.train.data, vocab_size)
+    kind = config.train.tokenizer
+    if kind not in TOKENIZERS: tokenizer = load_tokenizer(kind, vocab_size)
+    elif shards: tokenizer = load_tokenizer(Path(shards[0])/'tokenizer.json', vocab_size)
+    else:
+        train = config.train
+        tokenizer = learn_tokenizer(train.data, train.mix, vocab_size, kind, train.allow_unused_vocab)
+        used = num_used_entries(tokenizer)
+        if used <= vocab_size - 128:
+            print(f'the text fills {used:,} of {vocab_size:,} entries of the vocabulary')
     save_tokenizer(tokenizer, path)
     return tokenizer
 
@@ -441,10 +512,10 @@ def _device_memory(device): # bytes of a card and its name; (None, '') for a CPU
     return torch.cuda.get_device_properties(device).total_memory, torch.cuda.get_device_name(device)
 
 
-def _write_memory(run, measured=None):
+def _write_memory(run, account, measured=None):
     limit, name = _device_memory(run.device)
     # A full disk is reported by the saver.
-    with contextlib.suppress(OSError): write_memory(run.folder, run.account, limit, measured, name)
+    with contextlib.suppress(OSError): write_memory(run.folder, account, limit, measured, name)
 
 # %% ../../nbs/76_train.ipynb #5a7e2d01
 class _RunSaver(CheckpointSaver):
@@ -511,11 +582,11 @@ class _FirstSteps:
         if not can_measure(self.run.account): return steps
         return measure_first_steps(steps, self.engine, self.on_measured, self.on_skipped)
 
-    def on_measured(self, step, m):
-        a = self.run.account
-        self.bar.print_line(predicted_vs_measured(a, m))
+    def on_measured(self, step, m, shapes):
+        a = _account_of_steps(self.run.account, step, shapes)
+        self.bar.print_line(predicted_vs_measured(a, m, _name_of_steps(self.run.account, a)))
         measured = measured_memory(m, self.engine.model, self.engine.optimizer)
-        _write_memory(self.run, measured)
+        _write_memory(self.run, a, measured)
         fields = {f'predicted_{name}'.replace(' ', '_'): n for name, n in a.categories.items() if n}
         fields['predicted_peak'] = a.peak_allocated
         for name in ('weights', 'optimizer', 'context'):
@@ -632,6 +703,17 @@ def train_from_checkpoint(
         ) from None
     return attempt
 
+# %% ../../nbs/76_train.ipynb #73ba9b4c
+def _with_counted_steps(run):
+    "The run with the number of steps that its epochs are; its text is tokenised here, if it was not yet"
+    _, mixture, _ = _open_run_data(run.folder, run.saved_config)
+    num_rows = {name: source.num_rows for name, source in mixture.sources.items()}
+    run = run.with_train(steps=steps_for_epochs(run.train, num_rows))
+    _write_config(run.folder, run.saved_config)
+    rows = ', '.join(f'{name} {n:,}' for name, n in num_rows.items())
+    print(f'{_describe_epochs(run.train)}: {run.train.steps:,} steps (rows of one epoch: {rows})')
+    return run
+
 # %% ../../nbs/76_train.ipynb #a9adff2a
 def _with_found_lr(run):
     "The run at the learning rate that a range test finds; without one there is nothing to resume yet"
@@ -640,14 +722,15 @@ def _with_found_lr(run):
     mixture, _ = open_data(config.train, tokenizer, run.folder/'tokens')
     lr = find_lr(run.config, mixture, run.device)
     free_memory(run.device)
-    return run.with_lr(lr)
+    return run.with_train(lr=lr)
 
 
 def _train(run, auto_lr, track):
     "Everything between a resolved run and a trained model in its folder"
-    _write_memory(run)
+    _write_memory(run, run.account)
     # A command that was left for an earlier process is dropped.
     take_command(run.folder)
+    if run.train.epochs: run = _with_counted_steps(run)
     if auto_lr: run = _with_found_lr(run)
     lr_found = auto_lr or _lr_from_range_test(run.folder, run.saved_config.train.lr)
     step = max((int(path.name) for path in checkpoints(run.folder)), default=0)
