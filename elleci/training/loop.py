@@ -17,7 +17,7 @@ from ..config import Config
 from ..core import UserError, seed_everything
 from ..data.loader import Mixture, make_loader
 from ..engine.layer_major import make_engine, make_model
-from ..data.tokenizer import SPECIAL_TOKENS
+from ..data.tokenizer import HEX_DIGITS, SPECIAL_TOKENS, CharTokenizer
 from ..documents import IGNORE_INDEX
 from ..optim.optimizers import make_optimizer
 from ..optim.averaging import WeightAverage
@@ -29,13 +29,17 @@ from .watchdog import HealthMonitor
 
 # %% ../../nbs/75_loop.ipynb #167cab5c
 def token_byte_counts(
-    tok, # tokenizers.Tokenizer, byte-level
-)->Tensor: # (V,) int64
+    tok, # tokenizers.Tokenizer, byte-level, or `CharTokenizer`
+)->Tensor: # (V,) float64
     "The bytes of text that each token stands for; special and unused ones stand for none"
-    counts = torch.zeros(tok.get_vocab_size(), dtype=torch.int64)
+    counts = torch.zeros(tok.get_vocab_size(), dtype=torch.float64)
+    is_char = isinstance(tok, CharTokenizer)
     for name, token in tok.get_vocab().items():
-        if token >= len(SPECIAL_TOKENS) and not name.startswith('<|unused_'): counts[token] = len(name)
+        if token < len(SPECIAL_TOKENS) or name.startswith('<|unused_'): continue
+        if is_char and name in HEX_DIGITS: counts[token] = .5
+        else: counts[token] = len(name.encode()) if is_char else len(name)
     return counts
+
 
 # %% ../../nbs/75_loop.ipynb #b34507a0
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +47,7 @@ class ValidationTotals:
     "What held-out text has cost the model, as counts"
     nats:float # of all labels that are not masked
     tokens:int # how many these are
-    bytes:int  # of the text that they spell
+    bytes:float # of the text that they spell; a hexadecimal digit is half a byte
 
     @property
     def nats_per_token(self): return self.nats/max(self.tokens, 1)
@@ -67,14 +71,14 @@ def validate_source(
     num_rows = min(max_rows, rows.num_rows)
     nats = 0.
     num_tokens = 0
-    num_bytes = 0
+    num_bytes = 0.
     for first in range(0, num_rows, batch_size):
         tokens, labels, seq_idx = source.read(first, min(first + batch_size, num_rows))
         batch = [tensor.to(engine.device) for tensor in (tokens, labels, seq_idx)]
         nats += float(engine.evaluate(*batch))
         predicted = labels[labels != IGNORE_INDEX]
         num_tokens += len(predicted)
-        if token_bytes is not None: num_bytes += int(token_bytes[predicted].sum())
+        if token_bytes is not None: num_bytes += float(token_bytes[predicted].sum())
     return ValidationTotals(nats, num_tokens, num_bytes)
 
 # %% ../../nbs/75_loop.ipynb #636dc5e4
