@@ -426,7 +426,7 @@ def _pass_over_line(
     "Read on to the end of a line; raises `UserError` if it does not come within `MAX_TEXT_BYTES`"
     num_bytes = 0
     while line and not line.endswith(b'\n'):
-        line = f.readline(MAX_LINE_BYTES)
+        line = f.readline(MiB)
         num_bytes += len(line)
         if num_bytes > MAX_TEXT_BYTES:
             size = fmt_bytes(MAX_TEXT_BYTES)
