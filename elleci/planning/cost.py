@@ -248,8 +248,8 @@ def cost_row(
     row |= {
         'fits': 'yes',
         'tokens/s': f'{cost.tokens_per_second:,.0f}',
-        'days': f'{cost.seconds/86400:,.1f}',
-        'kWh': f'{cost.kwh:,.1f}',
+        'time': fmt_seconds(cost.seconds),
+        'kWh': f'{cost.kwh:,.2f}' if cost.kwh < 10 else f'{cost.kwh:,.0f}',
     }
     if cost.money is not None: row['money'] = f'{cost.money:,.2f}'
     return row | {'bound by': cost.binds}
