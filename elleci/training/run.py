@@ -6,8 +6,8 @@
 __all__ = ['PROMPTS', 'preflight', 'measure_steps', 'measure_first_steps', 'FolderRun', 'Attempt', 'train_from_checkpoint',
            'elleci_train', 'train_command']
 
-# %% ../../nbs/76_train.ipynb #bbe64f42
-import contextlib, dataclasses, functools, json, os, stat, sys
+# %% ../../nbs/76_train.ipynb #965139c8
+import contextlib, dataclasses, functools, json, os, shlex, stat, sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -32,16 +32,22 @@ from ..generation import generate
 from .load import load_run
 from ..memory.ledger import parameter_counts
 from ..memory.measure import StepMemory, explain_oom
+from ..memory.spill import SharedMemoryCounter, locked_memory_limit, pinned_memory_note, ram_remedy
+from ..memory.spill import read_ram
 from ..optim.optimizers import make_optimizer
 from ..planning.account import Account, account, alternatives, can_measure, predicted_vs_measured
 from ..planning.account import process_summary, train_overrides
+from ..planning.account import ram_savings
+from ..planning.cost import cost_lines, training_cost
+from ..planning.step_time import find_card, measured_machine
 from .checkpoint import MODEL_FILE, CheckpointSaver, checkpoints, compatibility_check
 from .checkpoint import is_usable_run_dir, latest_checkpoint, load_checkpoint
 from .checkpoint import safetensors_metadata, save_weights
 from .loop import Callbacks, CommandPoller, TrainingRun, find_lr, fit, make_weight_average
-from .loop import stop_on_signal, validate
+from .loop import stop_on_signal, token_byte_counts, validate
 from .recovery import Rollback, free_memory, save_bad_batch, train_with_rollbacks
-from .telemetry import RUN_FOLDERS, MetricsLogger, lock_run_dir, measured_memory
+from .telemetry import RUN_FOLDERS, MetricsLogger, check_trackers, lock_run_dir
+from .telemetry import measured_memory
 from .telemetry import read_metrics, sync_metrics, take_command, trackers, write_memory
 from .watchdog import HealthMonitor
 
@@ -57,6 +63,21 @@ def cpu_speed_warning(
     if device.type != 'cpu' or not settings: return ''
     chosen = ' and '.join(settings)
     return f'{chosen}: slower than --precision fp32 alone on a CPU; it shows what a GPU would compute.'
+
+# %% ../../nbs/76_train.ipynb #34de3ea3
+GPU_FILES = ('/dev/nvidia0', '/dev/dxg')    # of NVIDIA's driver on Linux, and of a GPU under WSL2
+
+
+def unused_gpu_warning(
+    device:torch.device, # on which a run will train
+    files=GPU_FILES,
+)->str: # a line, or nothing
+    "What is missing where this machine has a GPU that this build of torch cannot use"
+    if device.type != 'cpu' or torch.version.cuda or not any(map(os.path.exists, files)): return ''
+    return (
+        f'This machine has a GPU, but torch {torch.__version__} is a build for CPUs: '
+        'install a CUDA build (https://pytorch.org/get-started/locally) to train on the GPU.'
+    )
 
 # %% ../../nbs/76_train.ipynb #3ee59a6a
 def _refuse_too_large(
@@ -86,9 +107,10 @@ def _describe_steps(train): # before the text is counted
     if not train.epochs: return f'{train.steps:,} steps'
     return f'{_describe_epochs(train)}, in steps that are known once the text is counted,'
 
-# %% ../../nbs/76_train.ipynb #30a699e7
+# %% ../../nbs/76_train.ipynb #9e3765ac
 def _print_plan(config, device, a):
     "Print what will be trained, and what it will hold"
+    if unused := unused_gpu_warning(device): print(unused)
     train = config.train
     counts = parameter_counts(config.model)
     parts = ', '.join(f'{name} {fmt_count(n)}' for name, n in counts.items())
@@ -102,32 +124,65 @@ def _print_plan(config, device, a):
         f'{train.batch_size} × {train.seq_len}), {train.optimizer}, lr {train.lr:g}, {train.precision}'
     )
     if slow := cpu_speed_warning(train, device): print(slow)
+    for line in _cost_lines(device, a): print(line)
 
 
+@functools.cache
+def _machine(device):
+    "The card, if it is in the table; else the machine at hand, measured once"
+    if device.type == 'cpu': return 'cpu'
+    total, name = _device_memory(device)
+    card = find_card(name, total)
+    return card.key if card else measured_machine(device)
+
+
+def _cost_lines(device, a):
+    "What the run will take; nothing for a GPU that is not there"
+    if device.type == 'cuda' and not torch.cuda.is_available(): return []
+    if a.target == 'cpu': ram = None
+    else: ram = a.host_total + memory_in_use(torch.device('cpu'))
+    lines = cost_lines(training_cost(a.config, _machine(device), ram=ram))
+    note = pinned_memory_note(a.pinned_bytes, read_ram(), locked_memory_limit())
+    return [*lines, note] if note else lines
+
+# %% ../../nbs/76_train.ipynb #9736807e
 def _refuse_unless_it_fits(name, device, a, free):
     "`UserError` where a run needs more than is available, on the device or beside it"
     if free is not None and not a.fits(free):
+        ram = read_ram() if a.target == 'cpu' else None
+        is_limited = ram is not None and (ram.is_wsl or ram.cgroup_limit)
         raise UserError(
             f'{name} needs {fmt_bytes(a.needed)}, and {device} has {fmt_bytes(free)} free: '
             'take a smaller preset or a larger device; '
             f'`elleci_memory --preset {name} --vram {free // 2**20}MiB` says what would fit.'
+            + (f' {ram_remedy(a.needed, ram)}' if is_limited else '')
         )
-    # On a CPU both are the same memory, and were counted together.
-    beside = 0 if a.target == 'cpu' else a.host_total
-    free_ram = available_memory(torch.device('cpu'))
-    if free_ram is not None and beside > free_ram:
-        raise UserError(
-            f'{name} needs {fmt_bytes(beside)} of RAM beside the card, and {fmt_bytes(free_ram)} are free: '
-            'close other programs, leave more on the device, or take fewer tokens a step.'
-        )
+    if a.target == 'cuda': _refuse_too_much_ram(name, a, read_ram())
 
-# %% ../../nbs/76_train.ipynb #f8c9e270
+
+def _refuse_too_much_ram(name, a, ram):
+    "`UserError` where a run needs more RAM beside the card than a `Ram` has; says what would help"
+    if ram is None or a.host_total <= ram.available: return
+    less = ', '.join(f'{fmt_bytes(nbytes)} with {change}' for change, nbytes in ram_savings(a))
+    sentences = [
+        f'{name} needs {fmt_bytes(a.host_total)} of RAM beside the card, and {fmt_bytes(ram.available)} are '
+        'free.',
+        ram_remedy(a.host_total, ram),
+        f'Or let it need less: {less}.' if less else '',
+        pinned_memory_note(a.pinned_bytes, ram, locked_memory_limit()),
+    ]
+    raise UserError(' '.join(filter(None, sentences)))
+
+# %% ../../nbs/76_train.ipynb #8d9bae30
 def preflight(
     config:Config,
     device:torch.device,
     free:int|None, # bytes available on the device; None where unknown
 )->Account:
     "Print what will be trained and what it will hold; `UserError` if that cannot fit"
+    # In a container the system's figure is the machine's.
+    ram = read_ram() if device.type == 'cpu' else None
+    if free is not None and ram is not None: free = min(free, ram.available)
     check_epochs(config.train, [name for name, where in config.train.data if parse_spec(where).stream])
     _refuse_too_large(config, device, free)
     # Memory is pinned once, so that a machine without a GPU is refused before anything is written.
@@ -228,6 +283,10 @@ def _name_of_steps(run_account, compared):
     B, T, M = _shape(compared.config.train)
     return f'the first steps ({M} × {B} × {T} tokens)'
 
+# %% ../../nbs/76_train.ipynb #7c9309b1
+from subprocess import CalledProcessError
+from ..kernels.triton_compat import build_advice
+
 # %% ../../nbs/76_train.ipynb #d96fb73b
 @contextlib.contextmanager
 def _explain_oom(config, a, free):
@@ -235,7 +294,8 @@ def _explain_oom(config, a, free):
     try:
         yield
         return
-    except (RuntimeError, MemoryError) as e:
+    except (RuntimeError, MemoryError, CalledProcessError) as e:
+        if advice := build_advice(e): raise UserError(advice) from e
         if not is_out_of_memory(e): raise
         text = explain_oom(e, lambda: alternatives(config, free or a.needed - 1, a.target))
     if not config.train.oom_backoff:
@@ -290,7 +350,7 @@ def _check_layout(folder):
 # %% ../../nbs/76_train.ipynb #65cd3bf4
 # These may change when a run is resumed. A change of any other would make it another run.
 RESUMABLE_FIELDS = ('steps', 'save_every', 'save_total_limit', 'keep_every', 'oom_backoff', 'num_workers',
-                    'checkpointing', 'block_inputs_on', 'weights_on', 'states_on')
+                    'checkpointing', 'block_inputs_on', 'weights_on', 'states_on', 'max_skipped_ratio')
 
 # %% ../../nbs/76_train.ipynb #ef31b82f
 def _resumable_settings(train):
@@ -403,7 +463,9 @@ def _load_or_learn_tokenizer(folder, config):
     elif shards: tokenizer = load_tokenizer(Path(shards[0])/'tokenizer.json', vocab_size)
     else:
         train = config.train
-        tokenizer = learn_tokenizer(train.data, train.mix, vocab_size, kind, train.allow_unused_vocab)
+        tokenizer = learn_tokenizer(
+            train.data, train.mix, vocab_size, kind, train.allow_unused_vocab, train.max_samples
+        )
         used = num_used_entries(tokenizer)
         if used <= vocab_size - 128:
             print(f'the text fills {used:,} of {vocab_size:,} entries of the vocabulary')
@@ -521,6 +583,13 @@ def _write_memory(run, account, measured=None):
     # A full disk is reported by the saver.
     with contextlib.suppress(OSError): write_memory(run.folder, account, limit, measured, name)
 
+# %% ../../nbs/76_train.ipynb #75ce54b4
+def _health_monitor(run):
+    "Guards for a run; where Windows counts what spills, they hear of that too"
+    limit, _ = _device_memory(run.device)
+    counter = SharedMemoryCounter(run.account.pinned_bytes) if limit else None
+    return HealthMonitor(run.device, limit, run.account.at_rest, counter)
+
 # %% ../../nbs/76_train.ipynb #5a7e2d01
 class _RunSaver(CheckpointSaver):
     "Saves the state of a run into its folder, as long as that is its own; a failure is logged"
@@ -602,7 +671,7 @@ class _FirstSteps:
             'memory, not compared with the prediction: measuring these steps would have cost too much'
         )
 
-# %% ../../nbs/76_train.ipynb #436c9546
+# %% ../../nbs/76_train.ipynb #a22813af
 class Attempt:
     "A training from the latest checkpoint on, or from the beginning; its methods are callbacks of `fit`"
     def __init__(self,
@@ -626,7 +695,8 @@ class Attempt:
             rollback=rollback,
             val_losses=list(checkpoint.metadata.get('val_losses', ())) if checkpoint else [],
             weight_average=weight_average,
-            health_monitor=HealthMonitor(run.device, _device_memory(run.device)[0], run.account.at_rest),
+            health_monitor=_health_monitor(run),
+            token_bytes=token_byte_counts(self.tokenizer),
         )
         self.log_beginning()
         fingerprints = dict(data=self.mixture.fingerprint, tokenizer=tokenizer_fingerprint(self.tokenizer))
@@ -643,6 +713,15 @@ class Attempt:
             skipped = _describe_skipped(sorted(rollback.skip_steps))
             notice = f'{rollback}: gone back to step {step}{skipped}.'
             self.log(step=step, notice_kind='rollback', notice=notice)
+        elif step == 0: self.log_skipped_rows()
+
+    def log_skipped_rows(self):
+        "Log which rows were skipped when the text was tokenised"
+        skipped = self.mixture.skipped
+        for name, line in skipped.notices().items():
+            seen = skipped.sources[name]
+            first = [f'{reason}: {row}' for reason, rows in seen.examples.items() for row in rows]
+            self.log(step=0, notice=line, first_skipped=first, **{f'skipped_rows_{name}': seen.skipped})
 
     def fit(self, batches, stop_requested):
         "Train until the end or a stop"
@@ -661,7 +740,8 @@ class Attempt:
         self.saver.report_failures()
         return self.command_poller(step)
 
-    def sample_text(self): return _sample_text(self.run.saved_config, self.tokenizer, self.engine.model)
+    def sample_text(self):
+        return _sample_text(self.run.saved_config, self.tokenizer, self.engine.model, self.run.device)
 
     def save_bad_batch(self, step, micro_batches):
         self.run.check_lock()
@@ -754,8 +834,9 @@ def _save_average(attempt):
     run, model, config = attempt.run, attempt.engine.model, attempt.run.saved_config
     folder = run.folder/'average'
     run.weight_average.copy_to(params_by_unit(model))
-    metrics = validate(attempt.engine, run.val_sources, config.train.batch_size, config.train.val_rows)
-    renamed = {name.replace('val_loss', 'average_loss'): loss for name, loss in metrics.items()}
+    batch_size, rows = config.train.batch_size, config.train.val_rows
+    metrics = validate(attempt.engine, run.val_sources, batch_size, rows, run.token_bytes)
+    renamed = {name.replace('val_', 'average_', 1): value for name, value in metrics.items()}
     attempt.log(step=config.train.steps, **renamed)
     folder.mkdir(exist_ok=True)
     atomic_write(folder/'config.json', config_to_json(config))
@@ -777,9 +858,9 @@ PROMPTS = ('The function', 'La memoria è')
 def _prompts(config): return PROMPTS if config.train.data == EMBEDDED else ('',)
 
 
-def _sample_text(config, tokenizer, model):
+def _sample_text(config, tokenizer, model, device):
     "A sample for the log in the middle of a training, if the weights are where the model computes"
-    if config.train.weights_on != 'device': return {}
+    if config.train.weights_on != 'device' and device.type != 'cpu': return {}
     # A `UserError` means that the weights are damaged, which the next step will report.
     with contextlib.suppress(UserError):
         text = generate(model, tokenizer, _prompts(config)[0], 24, seed=config.train.seed)
@@ -799,6 +880,17 @@ def _print_samples(folder, config, device):
         if not is_out_of_memory(e): raise
         print(f'no sample, for want of memory: ask for one with `elleci_generate --run {folder}`.')
 
+# %% ../../nbs/76_train.ipynb #1b4c0f8c
+# What one types after a training; a command that is added later belongs here.
+NEXT_COMMANDS = ('elleci_generate --run {run} --prompt {prompt}', 'elleci_watch --run {run}')
+
+
+def _print_next_commands(folder, config):
+    "Print the commands that one would type next"
+    prompt = shlex.quote(_prompts(config)[-1] or 'Once')
+    print('next:')
+    for command in NEXT_COMMANDS: print(' ', command.format(run=shlex.quote(str(folder)), prompt=prompt))
+
 # %% ../../nbs/76_train.ipynb #13ddbe85
 LR_RANGE = Range(1e-12, 999.)
 # As `TrainConfig` allows them.
@@ -814,7 +906,9 @@ def _parse_lr(text): # of --lr
 
 # %% ../../nbs/76_train.ipynb #d308f26a
 # What `elleci_pretokenize` writes into a folder.
-SHARD_FILES = ('[0-9]'*5 + '*.json*', '[0-9]'*5 + '*.tokens*', 'index.json*', 'tokenizer.json*')
+SHARD_FILES = (
+    '[0-9]'*5 + '*.json*', '[0-9]'*5 + '*.tokens*', 'index.json*', 'skipped.json*', 'tokenizer.json*'
+)
 
 
 def _remove_shards(folder):
@@ -855,6 +949,7 @@ def _is_complete(folder, train, step):
 def run_training(folder, resolve_config, resume, auto_lr, track):
     "Lock the folder, resolve the run in it, train what is left to train, and print what was learned"
     device = pick_device()
+    check_trackers(track)
     with lock_run_dir(folder) as check_lock:
         _check_layout(folder)
         resumed = resume and (folder/'config.json').exists()
@@ -878,6 +973,7 @@ def run_training(folder, resolve_config, resume, auto_lr, track):
                 if not resumed: _remove_unsaved(folder)
                 _train(run, auto_lr and not resumed, track)
     _print_samples(folder, config, device)
+    _print_next_commands(folder, config)
 
 # %% ../../nbs/76_train.ipynb #be788e70
 @contextlib.contextmanager
