@@ -21,7 +21,7 @@ from ..command_line import run_command, safe_output
 from ..data.curriculum import check_epochs, steps_for_epochs
 from ..data.loader import check_same_data, make_loader, open_data
 from ..data.shards import tokenizer_fingerprint
-from ..data.prepare import learn_tokenizer
+from ..data.plan import learn_tokenizer
 from ..data.sources import data_settings, parse_spec
 from ..data.tokenizer import TOKENIZERS, load_tokenizer, num_used_entries, save_tokenizer
 from ..engine.layer_major import make_engine, make_model
