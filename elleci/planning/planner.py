@@ -4,18 +4,18 @@
 
 # %% auto #0
 __all__ = ['param_counts_by_unit', 'estimate_peak', 'resize_model', 'Estimate', 'PlannedRun', 'plan_run', 'refine_with_account',
-           'suggest_changes', 'run_in_subprocess']
+           'suggest_changes', 'estimate_ram', 'choose_config', 'run_in_subprocess']
 
 # %% ../../nbs/65_planner.ipynb #928ead27
-import math, multiprocessing, threading
+import itertools, math, multiprocessing, threading
 from dataclasses import dataclass, replace
 from ..core import UserError, fmt_bytes
 from ..config import Config, ModelConfig, TrainConfig, preset as preset_config
 from ..annotate import CATEGORIES
 from ..memory.ledger import block_activation_bytes, card_bytes, head_activation_bytes, matmul_itemsize
-from ..memory.ledger import parameter_shapes, phase_peaks, residual_itemsize
+from ..memory.ledger import parameter_shapes, phase_peaks, residual_itemsize, state_sizes, weight_sizes
 from .step_time import MACHINES, step_time
-from .account import account, alternatives, resolve_placement
+from .account import HEADROOM, account, alternatives, resolve_placement
 
 # %% ../../nbs/65_planner.ipynb #5b2b8b88
 def param_counts_by_unit(
@@ -283,6 +283,88 @@ def suggest_changes(
         nearest = sorted(changes, key=lambda change: change[1])[:2]
         lines = [f'{change}: {fmt_bytes(peak)}, still too much' for change, peak in nearest]
     return replace(p, suggestions=tuple(lines))
+
+# %% ../../nbs/65_planner.ipynb #cc62f85c
+def _placements(
+    train:TrainConfig, # of the layer-major engine
+): # yields `TrainConfig`
+    "The same optimizer step in other micro-batches and with other things in host memory"
+    rows = train.batch_size*train.grad_accum_steps
+    places = itertools.product(('device', 'pinned'), ('device', 'host'), ('device', 'host'))
+    micro_batches = [n for n in (32, 16, 8, 4, 2, 1) if rows % n == 0 and rows//n < 10**4]
+    for batch_size, (inputs, states, weights) in itertools.product(micro_batches, places):
+        yield replace(
+            train,
+            batch_size=batch_size,
+            grad_accum_steps=rows//batch_size,
+            block_inputs_on=inputs,
+            states_on=states,
+            weights_on=weights,
+        )
+
+# %% ../../nbs/65_planner.ipynb #f536180a
+def estimate_ram(
+    model:ModelConfig,
+    train:TrainConfig, # of the layer-major engine; its block_inputs_on is not 'auto'
+)->int: # bytes
+    "RAM beside the card in closed form: what waits there, averaged weights, a copy for a checkpoint"
+    numbers = [math.prod(shape) for shape in parameter_shapes(model).values()]
+    weights = sum(weight_sizes(model, train))
+    states = sum(state_sizes(numbers, train.optimizer))
+    waiting = 4*sum(numbers) if train.averaging_start < 1 else 0
+    if train.block_inputs_on != 'device':
+        waiting += residual_itemsize(train)*train.tokens_per_step*model.d_model*(model.n_layers + 1)
+    copied = 0
+    for nbytes, placed_on in ((weights, train.weights_on), (states, train.states_on)):
+        if placed_on == 'host': waiting += nbytes
+        else: copied = max(copied, nbytes)
+    return waiting + copied
+
+# %% ../../nbs/65_planner.ipynb #163da9bc
+def _by_speed(
+    configs:list, # of `Config`
+    card:str,     # a key of `MACHINES`
+)->list: # of `Config`
+    "The fastest first; of equally fast ones, the one that moves least over the link"
+    def cost(config):
+        times = step_time(config.model, config.train, card)
+        # Predictions that differ by less than a hundredth are equal.
+        return round(math.log(times['total']), 2), times['link in'] + times['link out']
+    return sorted(configs, key=cost)
+
+# %% ../../nbs/65_planner.ipynb #10eb366c
+def choose_config(
+    config:Config,      # of the layer-major engine: what is computed
+    card:str='rtx-4070', # a key of `elleci.memory.ledger.CARDS`
+    limit:int|None=None, # bytes of the card that are free; None: all of its memory
+    ram:int|None=None,   # bytes of RAM that are free; None: enough
+)->PlannedRun:
+    """The micro-batches and placements that are predicted to be fastest, of those that fit.
+
+    Raises `UserError` for another engine, a card that is not in the table, and where nothing fits."""
+    if config.train.engine != 'layer-major':
+        raise UserError(
+            f"engine is {config.train.engine!r}: only 'layer-major' has placements to choose from."
+        )
+    if card not in MACHINES:
+        raise UserError(f"{card!r} is not in data/cards.toml: give one of {', '.join(MACHINES)}.")
+    limit = card_bytes(card) if limit is None else limit
+    candidates = [replace(config, train=train) for train in _placements(config.train)]
+    def may_fit(c):
+        if ram is not None and estimate_ram(c.model, c.train) > ram: return False
+        return _closed_form_bytes(c.model, c.train) <= limit - HEADROOM
+    hopeful = list(filter(may_fit, candidates))
+    for candidate in _by_speed(hopeful, card):
+        closed_form = estimate_peak(candidate.model, candidate.train)
+        p = PlannedRun(candidate, limit, card, Estimate(closed_form, sum(closed_form.values())))
+        p = refine_with_account(p)
+        enough_ram = ram is None or p.account.host_bytes <= ram
+        if p.account.total_bytes <= limit - HEADROOM and enough_ram: return p
+    free = f'{fmt_bytes(limit)} of the card' + ('' if ram is None else f' and {fmt_bytes(ram)} of RAM')
+    raise UserError(
+        f'{config.preset} does not fit into {free}, wherever its parts are kept: take shorter rows '
+        '(seq_len), fewer of them a step (grad_accum_steps), or a smaller model.'
+    )
 
 # %% ../../nbs/65_planner.ipynb #f5cbd62d
 def _plan_to_dict(p:PlannedRun):

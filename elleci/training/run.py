@@ -6,7 +6,7 @@
 __all__ = ['PROMPTS', 'preflight', 'measure_steps', 'measure_first_steps', 'FolderRun', 'Attempt', 'train_from_checkpoint',
            'elleci_train', 'train_command']
 
-# %% ../../nbs/76_train.ipynb #bbe64f42
+# %% ../../nbs/76_train.ipynb #545cdf5e
 import contextlib, dataclasses, functools, json, os, stat
 from collections.abc import Callable
 from pathlib import Path
@@ -31,9 +31,14 @@ from ..generation import generate
 from .load import load_run
 from ..memory.ledger import parameter_counts
 from ..memory.measure import StepMemory, explain_oom
+from ..memory.spill import SharedMemoryCounter, locked_memory_limit, pinned_memory_note, ram_remedy
+from ..memory.spill import read_ram
 from ..optim.optimizers import make_optimizer
 from ..planning.account import Account, account, alternatives, can_measure, predicted_vs_measured
 from ..planning.account import process_summary, train_overrides
+from ..planning.account import ram_savings
+from ..planning.cost import cost_lines, training_cost
+from ..planning.step_time import find_card, measured_machine
 from .checkpoint import MODEL_FILE, CheckpointSaver, checkpoints, compatibility_check
 from .checkpoint import is_usable_run_dir, latest_checkpoint, load_checkpoint
 from .checkpoint import safetensors_metadata, save_weights
@@ -56,21 +61,6 @@ def cpu_speed_warning(
     if device.type != 'cpu' or not settings: return ''
     chosen = ' and '.join(settings)
     return f'{chosen}: slower than --precision fp32 alone on a CPU; it shows what a GPU would compute.'
-
-# %% ../../nbs/76_train.ipynb #34de3ea3
-GPU_FILES = ('/dev/nvidia0', '/dev/dxg')    # of NVIDIA's driver on Linux, and of a GPU under WSL2
-
-
-def unused_gpu_warning(
-    device:torch.device, # on which a run will train
-    files=GPU_FILES,
-)->str: # a line, or nothing
-    "What is missing where this machine has a GPU that this build of torch cannot use"
-    if device.type != 'cpu' or torch.version.cuda or not any(map(os.path.exists, files)): return ''
-    return (
-        f'This machine has a GPU, but torch {torch.__version__} is a build for CPUs: '
-        'install a CUDA build (https://pytorch.org/get-started/locally) to train on the GPU.'
-    )
 
 # %% ../../nbs/76_train.ipynb #3ee59a6a
 def _refuse_too_large(
@@ -100,10 +90,9 @@ def _describe_steps(train): # before the text is counted
     if not train.epochs: return f'{train.steps:,} steps'
     return f'{_describe_epochs(train)}, in steps that are known once the text is counted,'
 
-# %% ../../nbs/76_train.ipynb #cc250740
+# %% ../../nbs/76_train.ipynb #d08c82e3
 def _print_plan(config, device, a):
     "Print what will be trained, and what it will hold"
-    if unused := unused_gpu_warning(device): print(unused)
     train = config.train
     counts = parameter_counts(config.model)
     parts = ', '.join(f'{name} {fmt_count(n)}' for name, n in counts.items())
@@ -117,32 +106,65 @@ def _print_plan(config, device, a):
         f'{train.batch_size} × {train.seq_len}), {train.optimizer}, lr {train.lr:g}, {train.precision}'
     )
     if slow := cpu_speed_warning(train, device): print(slow)
+    for line in _cost_lines(device, a): print(line)
 
 
+@functools.cache
+def _machine(device):
+    "The card, if it is in the table; else the machine at hand, measured once"
+    if device.type == 'cpu': return 'cpu'
+    total, name = _device_memory(device)
+    card = find_card(name, total)
+    return card.key if card else measured_machine(device)
+
+
+def _cost_lines(device, a):
+    "What the run will take; nothing for a GPU that is not there"
+    if device.type == 'cuda' and not torch.cuda.is_available(): return []
+    if a.target == 'cpu': ram = None
+    else: ram = a.host_total + memory_in_use(torch.device('cpu'))
+    lines = cost_lines(training_cost(a.config, _machine(device), ram=ram))
+    note = pinned_memory_note(a.pinned_bytes, read_ram(), locked_memory_limit())
+    return [*lines, note] if note else lines
+
+# %% ../../nbs/76_train.ipynb #9736807e
 def _refuse_unless_it_fits(name, device, a, free):
     "`UserError` where a run needs more than is available, on the device or beside it"
     if free is not None and not a.fits(free):
+        ram = read_ram() if a.target == 'cpu' else None
+        is_limited = ram is not None and (ram.is_wsl or ram.cgroup_limit)
         raise UserError(
             f'{name} needs {fmt_bytes(a.needed)}, and {device} has {fmt_bytes(free)} free: '
             'take a smaller preset or a larger device; '
             f'`elleci_memory --preset {name} --vram {free // 2**20}MiB` says what would fit.'
+            + (f' {ram_remedy(a.needed, ram)}' if is_limited else '')
         )
-    # On a CPU both are the same memory, and were counted together.
-    beside = 0 if a.target == 'cpu' else a.host_total
-    free_ram = available_memory(torch.device('cpu'))
-    if free_ram is not None and beside > free_ram:
-        raise UserError(
-            f'{name} needs {fmt_bytes(beside)} of RAM beside the card, and {fmt_bytes(free_ram)} are free: '
-            'close other programs, leave more on the device, or take fewer tokens a step.'
-        )
+    if a.target == 'cuda': _refuse_too_much_ram(name, a, read_ram())
 
-# %% ../../nbs/76_train.ipynb #f8c9e270
+
+def _refuse_too_much_ram(name, a, ram):
+    "`UserError` where a run needs more RAM beside the card than a `Ram` has; says what would help"
+    if ram is None or a.host_total <= ram.available: return
+    less = ', '.join(f'{fmt_bytes(nbytes)} with {change}' for change, nbytes in ram_savings(a))
+    sentences = [
+        f'{name} needs {fmt_bytes(a.host_total)} of RAM beside the card, and {fmt_bytes(ram.available)} are '
+        'free.',
+        ram_remedy(a.host_total, ram),
+        f'Or let it need less: {less}.' if less else '',
+        pinned_memory_note(a.pinned_bytes, ram, locked_memory_limit()),
+    ]
+    raise UserError(' '.join(filter(None, sentences)))
+
+# %% ../../nbs/76_train.ipynb #8d9bae30
 def preflight(
     config:Config,
     device:torch.device,
     free:int|None, # bytes available on the device; None where unknown
 )->Account:
     "Print what will be trained and what it will hold; `UserError` if that cannot fit"
+    # In a container the system's figure is the machine's.
+    ram = read_ram() if device.type == 'cpu' else None
+    if free is not None and ram is not None: free = min(free, ram.available)
     check_epochs(config.train, [name for name, where in config.train.data if parse_spec(where).stream])
     _refuse_too_large(config, device, free)
     # Memory is pinned once, so that a machine without a GPU is refused before anything is written.
@@ -243,10 +265,6 @@ def _name_of_steps(run_account, compared):
     B, T, M = _shape(compared.config.train)
     return f'the first steps ({M} × {B} × {T} tokens)'
 
-# %% ../../nbs/76_train.ipynb #7c9309b1
-from subprocess import CalledProcessError
-from ..kernels.triton_compat import build_advice
-
 # %% ../../nbs/76_train.ipynb #d96fb73b
 @contextlib.contextmanager
 def _explain_oom(config, a, free):
@@ -254,8 +272,7 @@ def _explain_oom(config, a, free):
     try:
         yield
         return
-    except (RuntimeError, MemoryError, CalledProcessError) as e:
-        if advice := build_advice(e): raise UserError(advice) from e
+    except (RuntimeError, MemoryError) as e:
         if not is_out_of_memory(e): raise
         text = explain_oom(e, lambda: alternatives(config, free or a.needed - 1, a.target))
     if not config.train.oom_backoff:
@@ -540,6 +557,13 @@ def _write_memory(run, account, measured=None):
     # A full disk is reported by the saver.
     with contextlib.suppress(OSError): write_memory(run.folder, account, limit, measured, name)
 
+# %% ../../nbs/76_train.ipynb #75ce54b4
+def _health_monitor(run):
+    "Guards for a run; where Windows counts what spills, they hear of that too"
+    limit, _ = _device_memory(run.device)
+    counter = SharedMemoryCounter(run.account.pinned_bytes) if limit else None
+    return HealthMonitor(run.device, limit, run.account.at_rest, counter)
+
 # %% ../../nbs/76_train.ipynb #5a7e2d01
 class _RunSaver(CheckpointSaver):
     "Saves the state of a run into its folder, as long as that is its own; a failure is logged"
@@ -621,7 +645,7 @@ class _FirstSteps:
             'memory, not compared with the prediction: measuring these steps would have cost too much'
         )
 
-# %% ../../nbs/76_train.ipynb #436c9546
+# %% ../../nbs/76_train.ipynb #b78f78cc
 class Attempt:
     "A training from the latest checkpoint on, or from the beginning; its methods are callbacks of `fit`"
     def __init__(self,
@@ -645,7 +669,7 @@ class Attempt:
             rollback=rollback,
             val_losses=list(checkpoint.metadata.get('val_losses', ())) if checkpoint else [],
             weight_average=weight_average,
-            health_monitor=HealthMonitor(run.device, _device_memory(run.device)[0], run.account.at_rest),
+            health_monitor=_health_monitor(run),
         )
         self.log_beginning()
         fingerprints = dict(data=self.mixture.fingerprint, tokenizer=tokenizer_fingerprint(self.tokenizer))
