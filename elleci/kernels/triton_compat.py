@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['triton', 'tl', 'MAX_SHARED_MEMORY', 'CAPABILITIES', 'NEW_CAPABILITIES', 'interpreted', 'cdiv', 'next_power_of_2',
-           'pick_backend', 'patch_interpreter_bf16', 'patch_interpreter_loops', 'jit', 'CompiledKernel',
+           'pick_backend', 'build_advice', 'patch_interpreter_bf16', 'patch_interpreter_loops', 'jit', 'CompiledKernel',
            'CompileOnlyDriver', 'CompileReport', 'compile_report', 'register_flops']
 
 # %% ../../nbs/14_triton.ipynb #ca07c40e
@@ -79,6 +79,22 @@ def pick_backend(
             "set TRITON_INTERPRET=1 before Python starts, or use backend='torch'."
         )
     return 'triton'
+
+# %% ../../nbs/14_triton.ipynb #588d5d6e
+def build_advice(
+    error:BaseException, # as Triton raises it at the first launch of a kernel
+)->str: # a sentence; '' for any other error
+    "What to install where Triton could not build the code that launches a kernel"
+    if isinstance(error, subprocess.CalledProcessError) and '-shared' in map(str, error.cmd):
+        return (
+            f"Triton builds the code that launches a kernel with {error.cmd[0]}, which failed: install "
+            "Python's headers (`sudo apt install build-essential python3-dev`), and try again."
+        )
+    if 'C compiler' not in str(error): return ''
+    return (
+        'Triton builds the code that launches a kernel with a C compiler, and there is none: install one '
+        '(`sudo apt install build-essential python3-dev`), or set CC to the one that you have.'
+    )
 
 # %% ../../nbs/14_triton.ipynb #cf88cb3e
 def _bf16_to_fp32(

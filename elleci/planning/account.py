@@ -8,7 +8,7 @@ __all__ = ['LOADED_LATER_BYTES', 'RETAINED_FRACTION', 'RETAINED_FRACTION_UNTUNED
            'can_measure', 'downsample_max', 'draw_timeline', 'alternatives', 'train_overrides', 'verdict',
            'ram_savings', 'report', 'as_dict', 'advice', 'elleci_memory', 'memory_command']
 
-# %% ../../nbs/64_account.ipynb #281a077d
+# %% ../../nbs/64_account.ipynb #9a3d0f52
 import contextlib, dataclasses, itertools, json, sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from ..plots import figure
 from ..command_line import run_command
 from ..config import CHECKPOINTING, Config, ModelConfig, TrainConfig, preset as preset_config
 from ..memory.ledger import CARDS, COLOURS, card_bytes, card_key, parameter_counts, parse_bytes
+from ..config import CHECKPOINTING, Config, ModelConfig, TrainConfig, resolve_config
 from ..memory.allocator import Replay, replay
 from ..memory.trace import Trace, dry_run, gc_disabled
 from ..memory.compose import compose
@@ -69,6 +70,7 @@ def _trace_every_block(
     traced = micro_batches[:_micro_batches_to_trace(train, target)]
     inputs = [t for micro_batch in micro_batches for t in micro_batch]
     return dry_run(lambda: engine.step(traced), model, inputs, target, steps, on_host=on_host)
+
 
 
 # %% ../../nbs/64_account.ipynb #0dad541a
@@ -567,11 +569,15 @@ def _costs_as_dict(costs): return dict(costs=[cost_as_dict(cost) for cost in cos
 
 def _cost_text(costs, cards): return cost_table(costs) if cards else cost_lines(costs[0])
 
-# %% ../../nbs/64_account.ipynb #d86d012b
+# %% ../../nbs/64_account.ipynb #a6bd84b1
 @validate_ranges
 def elleci_memory(
-    preset:str='elleci-1b5', # elleci-1b5, elleci-1b5-12gib, elleci-tiny
+    #: What, and where: elleci_memory --config my.toml --set model.d_model=1024 --vram 8GiB
+    preset:str|None=None, # elleci-1b5 (the default), elleci-1b5-12gib, elleci-350m, elleci-30m, elleci-tiny
     vram:str|None=None,  # a size such as 12GiB, or a card such as rtx-4070
+    config:str|Config|None=None, # a file of your own; from Python also a `Config`; other flags change it
+    set:list[str]|None=None, # any setting, as section.name=value; elleci_train --print-config lists them
+    #: The step: elleci_memory --batch 2 --seq 512 --engine layer-major --clip-by layer
     batch:Annotated[int, Range(1, 10**6)]|None=None, # rows in a micro-batch
     seq:Annotated[int, Range(1, 2**20)]|None=None,   # tokens in a row
     grad_accum_steps:Annotated[int, Range(1, 9_999)]|None=None, # micro-batches in an optimizer step
@@ -584,6 +590,7 @@ def elleci_memory(
     weights_on:str|None=None, # layer-major: device or host
     states_on:str|None=None,  # layer-major: device or host
     int8_backward:bool=False, # ternary layers: gradients rounded to int8 too
+    #: What is shown: elleci_memory --preset elleci-350m --vram 8GiB --draw memory.png
     context:str|None=None, # size of the CUDA context with its loaded kernels, measured, e.g. 400MiB
     kwh_price:Annotated[float, Range(0, 10**9)]|None=None,  # price of a kWh, for the money that a run takes
     hour_price:Annotated[float, Range(0, 10**9)]|None=None, # price of an hour, where the machine is rented
@@ -593,8 +600,11 @@ def elleci_memory(
 )->Account:
     "What a training configuration takes, whether it fits, and on a card: days, kWh, money, disk, RAM"
     limit = None if vram is None else card_bytes(vram)
-    config = preset_config(
+    config = resolve_config(
         preset,
+        config,
+        set or (),
+        'elleci-1b5',
         **train_overrides(
             batch=batch,
             seq=seq,
@@ -615,7 +625,7 @@ def elleci_memory(
         config.model,
         config.train,
         context=0 if context is None else parse_bytes(context),
-        name=preset,
+        name=config.preset,
         limit=limit,
     )
     costs = _costs(a, vram, cards, kwh_price=kwh_price, hour_price=hour_price)

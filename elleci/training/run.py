@@ -6,18 +6,20 @@
 __all__ = ['PROMPTS', 'preflight', 'measure_steps', 'measure_first_steps', 'FolderRun', 'Attempt', 'train_from_checkpoint',
            'elleci_train', 'train_command']
 
-# %% ../../nbs/76_train.ipynb #545cdf5e
-import contextlib, dataclasses, functools, json, os, stat
+# %% ../../nbs/76_train.ipynb #965139c8
+import contextlib, dataclasses, functools, json, os, stat, sys
+import contextlib, dataclasses, functools, json, os, shlex, stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 import torch
-from ..config import EMBEDDED, Config, TrainConfig, config_to_json, preset as preset_config
-from ..config import read_config
+from ..config import EMBEDDED, TOKENIZER_KINDS, Config, TrainConfig, config_to_json, config_to_toml
+from ..config import read_config, resolve_config
 from ..core import Fraction, Range, Seed, UserError, atomic_write, available_memory, fmt_bytes
 from ..core import fmt_count, is_out_of_memory, memory_in_use, pick_device, read_number, require
 from ..core import seed_everything
 from ..command_line import run_command, safe_output
+from ..toml import parse_seq_len_schedule, resolve_path, resolve_spec
 from ..data.curriculum import check_epochs, steps_for_epochs
 from ..data.loader import check_same_data, make_loader, open_data
 from ..data.shards import tokenizer_fingerprint
@@ -43,9 +45,10 @@ from .checkpoint import MODEL_FILE, CheckpointSaver, checkpoints, compatibility_
 from .checkpoint import is_usable_run_dir, latest_checkpoint, load_checkpoint
 from .checkpoint import safetensors_metadata, save_weights
 from .loop import Callbacks, CommandPoller, TrainingRun, find_lr, fit, make_weight_average
-from .loop import stop_on_signal, validate
+from .loop import stop_on_signal, token_byte_counts, validate
 from .recovery import Rollback, free_memory, save_bad_batch, train_with_rollbacks
-from .telemetry import RUN_FOLDERS, MetricsLogger, lock_run_dir, measured_memory
+from .telemetry import RUN_FOLDERS, MetricsLogger, check_trackers, lock_run_dir
+from .telemetry import measured_memory
 from .telemetry import read_metrics, sync_metrics, take_command, trackers, write_memory
 from .watchdog import HealthMonitor
 
@@ -61,6 +64,21 @@ def cpu_speed_warning(
     if device.type != 'cpu' or not settings: return ''
     chosen = ' and '.join(settings)
     return f'{chosen}: slower than --precision fp32 alone on a CPU; it shows what a GPU would compute.'
+
+# %% ../../nbs/76_train.ipynb #34de3ea3
+GPU_FILES = ('/dev/nvidia0', '/dev/dxg')    # of NVIDIA's driver on Linux, and of a GPU under WSL2
+
+
+def unused_gpu_warning(
+    device:torch.device, # on which a run will train
+    files=GPU_FILES,
+)->str: # a line, or nothing
+    "What is missing where this machine has a GPU that this build of torch cannot use"
+    if device.type != 'cpu' or torch.version.cuda or not any(map(os.path.exists, files)): return ''
+    return (
+        f'This machine has a GPU, but torch {torch.__version__} is a build for CPUs: '
+        'install a CUDA build (https://pytorch.org/get-started/locally) to train on the GPU.'
+    )
 
 # %% ../../nbs/76_train.ipynb #3ee59a6a
 def _refuse_too_large(
@@ -90,9 +108,10 @@ def _describe_steps(train): # before the text is counted
     if not train.epochs: return f'{train.steps:,} steps'
     return f'{_describe_epochs(train)}, in steps that are known once the text is counted,'
 
-# %% ../../nbs/76_train.ipynb #d08c82e3
+# %% ../../nbs/76_train.ipynb #9e3765ac
 def _print_plan(config, device, a):
     "Print what will be trained, and what it will hold"
+    if unused := unused_gpu_warning(device): print(unused)
     train = config.train
     counts = parameter_counts(config.model)
     parts = ', '.join(f'{name} {fmt_count(n)}' for name, n in counts.items())
@@ -265,6 +284,10 @@ def _name_of_steps(run_account, compared):
     B, T, M = _shape(compared.config.train)
     return f'the first steps ({M} × {B} × {T} tokens)'
 
+# %% ../../nbs/76_train.ipynb #7c9309b1
+from subprocess import CalledProcessError
+from ..kernels.triton_compat import build_advice
+
 # %% ../../nbs/76_train.ipynb #d96fb73b
 @contextlib.contextmanager
 def _explain_oom(config, a, free):
@@ -272,7 +295,8 @@ def _explain_oom(config, a, free):
     try:
         yield
         return
-    except (RuntimeError, MemoryError) as e:
+    except (RuntimeError, MemoryError, CalledProcessError) as e:
+        if advice := build_advice(e): raise UserError(advice) from e
         if not is_out_of_memory(e): raise
         text = explain_oom(e, lambda: alternatives(config, free or a.needed - 1, a.target))
     if not config.train.oom_backoff:
@@ -342,8 +366,8 @@ def _with_train(config, **changes): # a `Config` with other training settings
     return dataclasses.replace(config, train=dataclasses.replace(config.train, **changes))
 
 
-def _new_config(folder, preset, given, changes):
-    "The configuration of a new run: a preset's, or the one that was given, with `changes`"
+def _refuse_trained(folder):
+    "`UserError` for a folder that holds a model, where none is to be resumed"
     if found := checkpoints(folder):
         raise UserError(
             f'{folder} already holds a model at step {int(found[0].name)}: add --resume to go on, '
@@ -351,12 +375,10 @@ def _new_config(folder, preset, given, changes):
         )
     if (folder/MODEL_FILE).exists():
         raise UserError(f'{folder} already holds a model: give another --out.')
-    if given is None: return preset_config(preset or 'elleci-tiny', **changes)
-    return _with_train(given, **changes)
 
 
 def _refuse_other_config(folder, given, own):
-    "`UserError` where a configuration from Python differs from the run's own in what may not change"
+    "`UserError` where a configuration differs from the run's own in what may not change"
     pairs = [('preset', given.preset, own.preset)]
     for ours, theirs in ((given.model, own.model), (given.train, own.train)):
         names = [f.name for f in dataclasses.fields(ours) if f.name not in RESUMABLE_FIELDS]
@@ -383,18 +405,23 @@ def _refuse_other_flags(folder, preset, changes, own, auto_lr):
             )
 
 
-def _resolve_config(folder, preset, changes, resume, given=None, auto_lr=False):
-    "The configuration of a new run, or of the one to resume; `changes` are the settings that were given"
+def _resolve_config(folder, preset, changes, resume, given=None, auto_lr=False, options=()):
+    "The configuration of a new run, or of the one to resume; `changes` are flags, `options` those of --set"
     if not (resume and (folder/'config.json').exists()):
         _refuse_foreign(folder)
-        return _new_config(folder, preset, given, changes)
+        _refuse_trained(folder)
+        return resolve_config(preset, given, options, **changes)
     own = read_config(folder)
-    if given is not None: _refuse_other_config(folder, given, own)
     _refuse_other_flags(folder, preset, changes, own, auto_lr)
-    if given is not None: changes = _resumable_settings(given.train) | changes
+    # Such a run has its learning rate from the range test, and not from the configuration.
+    if auto_lr: changes = changes | dict(lr=own.train.lr)
+    asked = resolve_config(None, given or own, options, **changes)
+    _refuse_other_config(folder, asked, own)
+    settings = _resumable_settings(asked.train)
     # Whoever gives steps has no use for the epochs that the run was begun with.
-    if 'steps' in changes: changes = {'epochs': 0.} | changes
-    return _with_train(own, **changes)
+    gives_steps = 'steps' in changes or any(option.startswith('train.steps=') for option in options)
+    if gives_steps: settings |= dict(epochs=0., steps=asked.train.steps)
+    return _with_train(own, **settings)
 
 
 def _lr_from_range_test(folder, lr):
@@ -645,7 +672,7 @@ class _FirstSteps:
             'memory, not compared with the prediction: measuring these steps would have cost too much'
         )
 
-# %% ../../nbs/76_train.ipynb #b78f78cc
+# %% ../../nbs/76_train.ipynb #a22813af
 class Attempt:
     "A training from the latest checkpoint on, or from the beginning; its methods are callbacks of `fit`"
     def __init__(self,
@@ -670,6 +697,7 @@ class Attempt:
             val_losses=list(checkpoint.metadata.get('val_losses', ())) if checkpoint else [],
             weight_average=weight_average,
             health_monitor=_health_monitor(run),
+            token_bytes=token_byte_counts(self.tokenizer),
         )
         self.log_beginning()
         fingerprints = dict(data=self.mixture.fingerprint, tokenizer=tokenizer_fingerprint(self.tokenizer))
@@ -713,7 +741,8 @@ class Attempt:
         self.saver.report_failures()
         return self.command_poller(step)
 
-    def sample_text(self): return _sample_text(self.run.saved_config, self.tokenizer, self.engine.model)
+    def sample_text(self):
+        return _sample_text(self.run.saved_config, self.tokenizer, self.engine.model, self.run.device)
 
     def save_bad_batch(self, step, micro_batches):
         self.run.check_lock()
@@ -806,8 +835,9 @@ def _save_average(attempt):
     run, model, config = attempt.run, attempt.engine.model, attempt.run.saved_config
     folder = run.folder/'average'
     run.weight_average.copy_to(params_by_unit(model))
-    metrics = validate(attempt.engine, run.val_sources, config.train.batch_size, config.train.val_rows)
-    renamed = {name.replace('val_loss', 'average_loss'): loss for name, loss in metrics.items()}
+    batch_size, rows = config.train.batch_size, config.train.val_rows
+    metrics = validate(attempt.engine, run.val_sources, batch_size, rows, run.token_bytes)
+    renamed = {name.replace('val_', 'average_', 1): value for name, value in metrics.items()}
     attempt.log(step=config.train.steps, **renamed)
     folder.mkdir(exist_ok=True)
     atomic_write(folder/'config.json', config_to_json(config))
@@ -829,9 +859,9 @@ PROMPTS = ('The function', 'La memoria è')
 def _prompts(config): return PROMPTS if config.train.data == EMBEDDED else ('',)
 
 
-def _sample_text(config, tokenizer, model):
+def _sample_text(config, tokenizer, model, device):
     "A sample for the log in the middle of a training, if the weights are where the model computes"
-    if config.train.weights_on != 'device': return {}
+    if config.train.weights_on != 'device' and device.type != 'cpu': return {}
     # A `UserError` means that the weights are damaged, which the next step will report.
     with contextlib.suppress(UserError):
         text = generate(model, tokenizer, _prompts(config)[0], 24, seed=config.train.seed)
@@ -851,6 +881,17 @@ def _print_samples(folder, config, device):
         if not is_out_of_memory(e): raise
         print(f'no sample, for want of memory: ask for one with `elleci_generate --run {folder}`.')
 
+# %% ../../nbs/76_train.ipynb #1b4c0f8c
+# What one types after a training; a command that is added later belongs here.
+NEXT_COMMANDS = ('elleci_generate --run {run} --prompt {prompt}', 'elleci_watch --run {run}')
+
+
+def _print_next_commands(folder, config):
+    "Print the commands that one would type next"
+    prompt = shlex.quote(_prompts(config)[-1] or 'Once')
+    print('next:')
+    for command in NEXT_COMMANDS: print(' ', command.format(run=shlex.quote(str(folder)), prompt=prompt))
+
 # %% ../../nbs/76_train.ipynb #13ddbe85
 LR_RANGE = Range(1e-12, 999.)
 # As `TrainConfig` allows them.
@@ -863,16 +904,6 @@ def _parse_lr(text): # of --lr
         return read_number('--lr', Annotated[float, LR_RANGE], str(text))
     except UserError as e:
         raise UserError(f"{str(e).rstrip('.')}, or auto.") from None
-
-
-def _parse_seq_len_schedule(text): # of --seq-len-schedule, such as 0:4,0.1:2,0.3:1
-    try:
-        pairs = [part.split(':') for part in text.split(',')]
-        return tuple((float(fraction), int(divisor)) for fraction, divisor in pairs)
-    except ValueError:
-        raise UserError(
-            f'--seq-len-schedule is {text}: give fraction:divisor pairs such as 0:4,0.1:2,0.3:1.'
-        ) from None
 
 # %% ../../nbs/76_train.ipynb #d308f26a
 # What `elleci_pretokenize` writes into a folder.
@@ -919,6 +950,7 @@ def _is_complete(folder, train, step):
 def run_training(folder, resolve_config, resume, auto_lr, track):
     "Lock the folder, resolve the run in it, train what is left to train, and print what was learned"
     device = pick_device()
+    check_trackers(track)
     with lock_run_dir(folder) as check_lock:
         _check_layout(folder)
         resumed = resume and (folder/'config.json').exists()
@@ -942,6 +974,7 @@ def run_training(folder, resolve_config, resume, auto_lr, track):
                 if not resumed: _remove_unsaved(folder)
                 _train(run, auto_lr and not resumed, track)
     _print_samples(folder, config, device)
+    _print_next_commands(folder, config)
 
 # %% ../../nbs/76_train.ipynb #be788e70
 @contextlib.contextmanager
@@ -960,36 +993,60 @@ def _default_torch_state():
         yield
 
 # %% ../../nbs/76_train.ipynb #6ec78c3f
-def _check_config(config, preset, out):
-    "Raise `UserError` for a configuration from Python that is none, or cannot be combined with the rest"
-    if not isinstance(config, Config):
-        raise UserError(f'config is {type(config).__name__}: give an `elleci.config.Config`.')
-    if preset is not None:
-        raise UserError(f'Both a preset ({preset}) and a configuration were given: leave one of them out.')
-    name = config.preset
-    is_folder_name = isinstance(name, str) and Path(name).name == name and name not in ('', '..')
-    if out is None and not is_folder_name:
+def _run_folder(
+    out,  # as it was given; None: a folder of the configuration's name
+    name, # of the configuration, called only where it is needed
+)->Path:
+    "The folder of a run"
+    if out is not None:
+        if not str(out): raise UserError('--out is empty: give a folder, or leave it out for runs/<preset>.')
+        return Path(out)
+    folder = name()
+    is_name = isinstance(folder, str) and Path(folder).name == folder and folder not in ('', '..')
+    if not is_name:
         raise UserError(
-            f'The configuration is called {name!r}, which is no name of a folder: give `out` too.'
+            f'The configuration is called {folder!r}, which is no name of a folder: give `out` too.'
         )
+    return Path(f'runs/{folder}')
 
 
-def _run_folder(out, preset):
-    if out is None: return Path(f'runs/{preset}')
-    if not str(out): raise UserError('--out is empty: give a folder, or leave it out for runs/<preset>.')
-    return Path(out)
+def _print_config(config):
+    "Print a configuration as a file of one's own, in which every path is absolute"
+    train = config.train
+    data = tuple((name, resolve_spec(spec, '.')) for name, spec in train.data)
+    is_file = train.tokenizer not in TOKENIZER_KINDS
+    tokenizer = resolve_path(train.tokenizer, '.') if is_file else train.tokenizer
+    config = _with_train(config, data=data, tokenizer=tokenizer)
+    print(config_to_toml(dataclasses.replace(config, preset='')), end='')
 
-# %% ../../nbs/76_train.ipynb #b829d41d
+# %% ../../nbs/76_train.ipynb #6532e69d
 def elleci_train(
-    preset:str|None=None, # elleci-tiny (the default), elleci-1b5, elleci-1b5-12gib
-    steps:PositiveInt|None=None, # optimizer steps
+    #: What to train: elleci_train --config my.toml --set model.d_model=1024 train.warmup=2000
+    config:str|Config|None=None, # a file of your own; from Python also a `Config`; other flags change it
+    preset:str|None=None, # elleci-tiny (the default), elleci-30m, elleci-350m, elleci-1b5, elleci-1b5-12gib
+    set:list[str]|None=None, # any setting, as section.name=value; --print-config lists them
+    print_config:bool=False, # print it all as a file of your own, and train nothing
+    #: The run: elleci_train --preset elleci-30m --data ~/texts --out runs/mine --resume
     out:str|None=None,    # the run's own folder (default: runs/<preset>)
+    resume:bool=False,    # go on with the run in --out; begins at step 0 where nothing was saved yet
+    track:str='',         # tensorboard, trackio or wandb, or several separated by commas
     seed:Seed|None=None,  # of weights and data order
-    data:str|None=None,   # text, shards, hub:NAME, or a .json of several (default: the embedded corpus)
-    save_every:PositiveInt|None=None, # steps between checkpoints
+    #: Text: elleci_train --preset elleci-30m --data ~/texts
+    data:str|None=None,   # text, shards, hub:NAME or a recipe (default: the embedded corpus)
+    easy_first:bool=False, # read common words first
+    num_workers:Annotated[int, Range(0, 99)]|None=None, # processes that prepare batches
+    #: Steps and learning rate: elleci_train --steps 5000 --batch 8 --lr auto --schedule cosine
+    steps:PositiveInt|None=None, # optimizer steps
     batch:PositiveInt|None=None, # rows in a micro-batch
     seq:PositiveInt|None=None,   # tokens in a row
     grad_accum_steps:Annotated[int, Range(1, 10**4 - 1)]|None=None, # micro-batches in an optimizer step
+    lr:Annotated[str, LR_RANGE]|None=None, # learning rate; auto finds one by a range test of 100 steps
+    schedule:str|None=None, # wsd, cosine or onecycle
+    seq_len_schedule:str|None=None, # growing rows, e.g. 0:4,0.1:2,0.3:1 begins at a quarter of --seq
+    lerac_ratio:Fraction|None=None, # fraction of the steps until which deeper layers learn more slowly
+    averaging_start:Fraction|None=None, # fraction of the steps after which the weights are averaged
+    plateau_patience:NonNegativeInt|None=None, # validations without progress until lr is halved
+    #: Memory and speed: elleci_train --engine layer-major --clip-by layer --weights-on host
     optimizer:str|None=None,  # lion, adamw or lion8
     precision:str|None=None,  # bf16, fp16, bf16-weights or fp32, the fastest on a CPU
     checkpointing:str|None=None, # none, selective, block or offload
@@ -999,44 +1056,38 @@ def elleci_train(
     weights_on:str|None=None, # layer-major: device or host
     states_on:str|None=None,  # layer-major: device or host
     int8_backward:bool=False, # ternary layers: gradients rounded to int8 too; slower on a CPU
-    lr:Annotated[str, LR_RANGE]|None=None, # learning rate; auto finds one by a range test of 100 steps
-    schedule:str|None=None, # wsd, cosine or onecycle
-    seq_len_schedule:str|None=None, # growing rows, e.g. 0:4,0.1:2,0.3:1 begins at a quarter of --seq
-    easy_first:bool=False, # read common words first
-    lerac_ratio:Fraction|None=None, # fraction of the steps until which deeper layers learn more slowly
-    averaging_start:Fraction|None=None, # fraction of the steps after which the weights are averaged
-    plateau_patience:NonNegativeInt|None=None, # validations without progress until lr is halved
-    num_workers:Annotated[int, Range(0, 99)]|None=None, # processes that prepare batches
+    oom_backoff:bool=False,    # where memory runs out, go on with smaller micro-batches
+    #: Saving: elleci_train --save-every 100 --save-total-limit 3 --keep-every 1000
+    save_every:PositiveInt|None=None, # steps between checkpoints
     save_total_limit:PositiveInt|None=None,  # how many of the last checkpoints are kept
     keep_every:NonNegativeInt|None=None, # steps between checkpoints that are kept for good
-    oom_backoff:bool=False,    # where memory runs out, go on with smaller micro-batches
-    track:str='',         # tensorboard, trackio or wandb, or several separated by commas
-    resume:bool=False,    # go on with the run in --out; begins at step 0 where nothing was saved yet
-    config:Config|None=None, # from Python: your own instead of a preset; the other arguments change it
 )->Path: # the run's folder
     "Train a model from text; Ctrl-C saves and says how to go on"
-    options = dict(locals())
-    for name in ('preset', 'out', 'data', 'lr', 'seq_len_schedule', 'track', 'resume', 'config'):
-        del options[name]
-    # A flag that was not given changes nothing.
-    options = {name: value for name, value in options.items() if value is not False}
-    if config is not None: _check_config(config, preset, out)
-    folder = _run_folder(out, config.preset if config else preset or 'elleci-tiny')
+    flags = dict(locals())
+    for name in ('config', 'preset', 'set', 'print_config', 'out', 'resume', 'track', 'data'): del flags[name]
+    options = set or ()
+    if config is not None: config = resolve_config(preset, config)
     auto_lr = lr == 'auto'
-    changes = {} if data is None else data_settings(data)
-    changes |= train_overrides(
-        **options,
-        seq_len_schedule=None if seq_len_schedule is None else _parse_seq_len_schedule(seq_len_schedule),
-        lr=None if auto_lr or lr is None else _parse_lr(lr),
-    )
+    flags['lr'] = None if auto_lr or lr is None else _parse_lr(lr)
+    if seq_len_schedule is not None: flags['seq_len_schedule'] = parse_seq_len_schedule(seq_len_schedule)
+    changes = {} if data is None else data_settings(os.path.expanduser(data))
+    # A flag that was not given changes nothing.
+    changes |= train_overrides(**{name: value for name, value in flags.items() if value is not False})
+    new_config = functools.partial(resolve_config, None if config else preset, config, options, **changes)
+    folder = _run_folder(out, lambda: new_config().preset)
     # The folder may be another run's until it is locked, so its configuration is read after that.
-    resolve_config = functools.partial(_resolve_config, folder, preset, changes, resume, config, auto_lr)
+    resolve = functools.partial(_resolve_config, folder, preset, changes, resume, config, auto_lr, options)
+    if print_config:
+        _print_config(resolve() if resume else new_config())
+        return folder
     with safe_output(droppable=True), _default_torch_state():
-        run_training(folder, resolve_config, resume, auto_lr, track)
+        run_training(folder, resolve, resume, auto_lr, track)
     return folder
 
-# %% ../../nbs/76_train.ipynb #6532e69d
+# %% ../../nbs/76_train.ipynb #b521e5e9
 def train_command():
     "`elleci_train` in a shell"
     allow_malloc_tuning()
-    return run_command(elleci_train, droppable=True)
+    # A training outlives what reads its output; what is printed for a file must be there to the last byte.
+    is_for_output = {'--print-config', '--print-completion', '--help'} & set(sys.argv)
+    return run_command(elleci_train, droppable=not is_for_output)
