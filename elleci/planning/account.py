@@ -19,7 +19,6 @@ from ..core import GiB, MiB, Range, UserError, validate_ranges, fmt_bytes, fmt_c
 from ..core import require
 from ..plots import figure
 from ..command_line import run_command
-from ..config import CHECKPOINTING, Config, ModelConfig, TrainConfig, preset as preset_config
 from ..memory.ledger import CARDS, COLOURS, card_bytes, card_key, parameter_counts, parse_bytes
 from ..config import CHECKPOINTING, Config, ModelConfig, TrainConfig, resolve_config
 from ..memory.allocator import Replay, replay

@@ -7,8 +7,7 @@ __all__ = ['PROMPTS', 'preflight', 'measure_steps', 'measure_first_steps', 'Fold
            'elleci_train', 'train_command']
 
 # %% ../../nbs/76_train.ipynb #965139c8
-import contextlib, dataclasses, functools, json, os, stat, sys
-import contextlib, dataclasses, functools, json, os, shlex, stat
+import contextlib, dataclasses, functools, json, os, shlex, stat, sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
