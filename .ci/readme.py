@@ -5,16 +5,17 @@ from pathlib import Path
 def block(kind, text): return f'```{kind}\n{text.rstrip()}\n```'
 
 def render(cell):
-    "Markdown of one cell; `#| hide` shows nothing, `#| echo: false` only what was printed"
+    "Markdown of one cell; `#| hide` shows nothing, `#| echo: false` only what was printed or displayed"
     source = ''.join(cell['source'])
     # README lies one folder up
     if cell['cell_type'] == 'markdown': return [source.replace('](images/', '](nbs/images/')]
     if source.startswith('#| hide'): return []
-    printed = ''.join(
-        ''.join(o.get('text', o.get('data', {}).get('text/plain', ''))) for o in cell['outputs']
-    )
+    outputs = cell['outputs']
+    plain = [o for o in outputs if 'text/markdown' not in o.get('data', {})]
+    printed = ''.join(''.join(o.get('text', o.get('data', {}).get('text/plain', ''))) for o in plain)
     shown = [] if source.startswith('#| echo: false') else [block('python', source)]
-    return shown + ([block('text', printed)] if printed else [])
+    tables = [''.join(o['data']['text/markdown']) for o in outputs if 'text/markdown' in o.get('data', {})]
+    return shown + ([block('text', printed)] if printed else []) + tables
 
 root = Path(__file__).parents[1]
 cells = json.loads((root/'nbs/index.ipynb').read_text(encoding='utf-8'))['cells']

@@ -91,6 +91,15 @@ def renamed(
     return names['values'].get(parent, {}).get(old, old) if isinstance(old, str) else old
 
 
+def known_then(
+    before, # the account of a preset, from an older file
+    now,    # the same, now
+):
+    "The account without the settings that are newer than the file"
+    train = {key: value for key, value in now.get('train', {}).items() if key in before['train']}
+    return now | dict(train=train)
+
+
 def differences(old, new, path=''):
     "Where two results differ: in a value, or in the order of their keys"
     if isinstance(old, dict) and isinstance(new, dict):
@@ -116,6 +125,8 @@ def main():
         before = {part: before[part] for part in seeded}
         names = json.loads(RENAMED.read_text())
         before['accounts'] = {name: renamed(row, names) for name, row in before['accounts'].items()}
+        seeded['accounts'] = {name: known_then(row, seeded['accounts'].get(name, {}))
+                              for name, row in before['accounts'].items()}
         found = list(differences(before, seeded))
         # The words above name the place; the text itself decides.
         if not found and json.dumps(before, indent=1) != json.dumps(seeded, indent=1):

@@ -70,8 +70,7 @@ def _add_flag(
         parser.add_argument(*names, action='store_true', help=help)
         return
     several = dict(nargs='+', action='extend') if kind is list else {}
-    # Larger limits are there to stop typing errors, and would only be in the way of who reads.
-    if bounds and bounds.high < 10**6: help = f'{help} ({bounds.low:,} to {bounds.high:,})'.strip()
+    if bounds: help = f'{help} ({bounds.low:,} to {bounds.high:,})'.strip()
     required = p.default is inspect.Parameter.empty
     default = None if required else p.default
     metavar = 'text' if kind in (str, list) else kind.__name__

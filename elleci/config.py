@@ -539,7 +539,7 @@ def setting_types()->dict: # {'model.d_model': int, …}: what may stand in a fi
     sections = dict(model=model, train=train, data=data | dict(sources=dict, mix=list, recipe=str))
     return {f'{section}.{name}': kind for section, kinds in sections.items() for name, kind in kinds.items()}
 
-# %% ../nbs/02_config.ipynb #bf54d0f3
+# %% ../nbs/02_config.ipynb #d92341ed
 def _read_data_table(
     table:dict,      # what stands in [data]
     folder:str|Path, # of the file
@@ -579,10 +579,11 @@ def _with_table(
     config:Config,
     table:dict,      # what `tomllib` makes of a file
     folder:str|Path, # of the file
+    **changes,       # settings of `TrainConfig` beside them
 )->Config:
     "A configuration with the settings of a file"
     _check_sections(table)
-    train = table.get('train', {}) | _read_data_table(table.get('data', {}), folder)
+    train = table.get('train', {}) | _read_data_table(table.get('data', {}), folder) | changes
     if 'seq_len_schedule' in train:
         train['seq_len_schedule'] = parse_seq_len_schedule(train['seq_len_schedule'])
     name = table.get('name', config.preset)
@@ -630,6 +631,7 @@ def _parse_option(
 def set_options(
     config:Config,
     options, # of 'section.name=value', e.g. ['model.d_model=1024', 'data.sources.text=~/texts']
+    **train, # settings of `TrainConfig` that other flags have changed, e.g. steps=50
 )->Config:
     """A configuration with some settings changed, each named in full; `UserError` for a mistake in any.
 
@@ -641,13 +643,14 @@ def set_options(
             section, name, value = _parse_option(option)
             _check(name not in table[section], f'{name} is given twice: give it once.')
             table[section][name] = value
-    sources, train = table.pop('sources'), config.train
+    if not options: return Config(config.preset, config.model, dataclasses.replace(config.train, **train))
+    sources, own = table.pop('sources'), config.train
     with errors_of('--set'):
-        if set(sources) <= set(dict(train.data)):
-            data = dict(train.data) | (dict(read_sources(sources, '.')) if sources else {})
-            train = dataclasses.replace(train, data=tuple(data.items()))
+        if set(sources) <= set(dict(own.data)):
+            data = dict(own.data) | (dict(read_sources(sources, '.')) if sources else {})
+            own = dataclasses.replace(own, data=tuple(data.items()))
         else: table['data']['sources'] = sources
-        return _with_table(dataclasses.replace(config, train=train), table.pop('') | table, '.')
+        return _with_table(dataclasses.replace(config, train=own), table.pop('') | table, '.', **train)
 
 # %% ../nbs/02_config.ipynb #4e720150
 def _field_comments(
@@ -731,12 +734,13 @@ def preset(
 
 # %% ../nbs/02_config.ipynb #f1819307
 def resolve_config(
-    name:str|None,            # of a preset
-    config:str|Path|Config|None, # a file, or from Python a configuration
+    name:str|None=None,       # of a preset
+    config:str|Path|Config|None=None, # a file, or from Python a configuration
     options=(),               # as for `set_options`
     default:str='elleci-tiny', # the preset where neither is given
+    **train,                  # settings of `TrainConfig` that other flags have changed, e.g. steps=50
 )->Config:
-    "The configuration that --preset, --config and --set stand for"
+    "The configuration that --preset, --config, --set and the flags of a training stand for"
     _check(
         name is None or config is None,
         f'Both a preset ({name}) and a configuration were given: leave one of them out.',
@@ -746,4 +750,7 @@ def resolve_config(
         config is None or isinstance(config, Config),
         f'config is {type(config).__name__}: give a file or an `elleci.config.Config`.',
     )
-    return set_options(config or preset(name or default), options or ())
+    by_set = {option.partition('=')[0].strip().rpartition('.')[2] for option in options}
+    for setting in sorted(by_set & set(train)):
+        raise UserError(f'{setting} is given by a flag and by --set: leave one of them out.')
+    return set_options(config or preset(name or default), options, **train)

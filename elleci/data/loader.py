@@ -6,7 +6,7 @@
 __all__ = ['PATTERN_ROWS', 'interleave', 'Mixture', 'check_same_data', 'make_mixture', 'StepData', 'StepDataset', 'make_loader',
            'open_data']
 
-# %% ../../nbs/74_mixing.ipynb #2bae805d
+# %% ../../nbs/74_mixing.ipynb #2d059acb
 import contextlib, dataclasses, functools, math, os, signal, sys, threading, time, zlib
 import multiprocessing.resource_tracker
 from bisect import bisect_right
@@ -17,12 +17,11 @@ import numpy as np
 import torch
 from ..core import UserError
 from ..config import TrainConfig
-from .curriculum import easy_first, rarity, step_shape
+from .curriculum import easy_first, rarity, step_shape, steps_for_epochs
 from .sources import VAL_FRACTION, SkippedRows, SourceSpec, encode_documents, is_validation
 from .sources import iter_documents, parse_spec
 from .shards import Shards, pretokenize, read_range, read_skipped, text_bytes
 from .shards import tokenizer_fingerprint
-from .curriculum import easy_first, rarity, step_shape, steps_for_epochs
 from .packing import PackedRows, PackedStream, SourceExhausted, TokenStore, pack_documents
 
 # %% ../../nbs/74_mixing.ipynb #da2258f7

@@ -43,7 +43,7 @@ def check_vocab_filled(
         f'{what} fills {used:,} of {V:,} entries of the vocabulary, and the other {V - used:,} would be rows '
         f'of embedding and head that no text reaches: take a vocabulary that it fills '
         f'(--set model.vocab_size={filled}, or --vocab-size {filled} of elleci_pretokenize), give more text '
-        f'(recipes: {", ".join(recipe_names())}), or insist with --allow-unused-vocab.'
+        f'(recipes: {", ".join(recipe_names())}), or insist with allow_unused_vocab.'
     )
 
 # %% ../../nbs/72_prepare.ipynb #4961591d
@@ -53,9 +53,10 @@ def learn_tokenizer(
     vocab_size:int, # V, a multiple of 128
     kind:str='bpe', # 'bpe', 'char' or 'byte'
     allow_unused_vocab:bool=False, # a large vocabulary need not be filled
+    max_samples:int=0, # rows of each source that are read at most; 0: all
 ): # a `tokenizers.Tokenizer` or `CharTokenizer`
     "The tokenizer of a mix, learned from it; raises `UserError` if that cannot fill a large vocabulary"
-    tok = train_tokenizer_on(data, vocab_size, mix=mix, kind=kind)
+    tok = train_tokenizer_on(data, vocab_size, mix=mix, kind=kind, max_samples=max_samples)
     if not allow_unused_vocab: check_vocab_filled(tok)
     return tok
 
@@ -522,17 +523,21 @@ def _finish(out, recipe, settings, folders, plan, texts, tok, max_skipped_ratio)
 # %% ../../nbs/72_prepare.ipynb #8f392f6a
 @validate_ranges
 def elleci_pretokenize(
+    #: What: elleci_pretokenize recipe-a --max-tokens 2e9 --out tokens
     data:str, # a recipe's name or .toml; or one source: text, embedded:english, hub:NAME?config=…&field=…
     out:str,  # folder for the shards; what is finished there stays
+    #: How much: --max-tokens english=2e9,italian=1e9
+    max_tokens:str|None=None, # about so many tokens, shared out by the mix, or for each source by itself
+    max_bytes:str|None=None,  # of text, likewise
+    max_skipped_ratio:Fraction|None=None, # damaged rows that may be skipped; default: the recipe's, or 0.01
+    #: Tokenizer: --tokenizer bpe --vocab-size 8192
     tokenizer:str|None=None, # bpe, char, byte, or a tokenizer.json; default: that of out, else bpe
     vocab_size:VocabSize|None=None, # entries of a tokenizer that is learned, the model's V; default: 32,128
+    allow_unused_vocab:bool=False,  # a large vocabulary need not be filled
+    #: Machines: elleci_pretokenize recipe-a --out tokens --part 3/8
+    part:str='', # 3/8 writes the third of eight parts of the shards; without it, all that are missing
     num_workers:NumWorkers|None=None, # processes; default: one per core, which is also the most
     shard_bytes:ShardBytes|None=None, # bytes of text in a shard; default: 64 MiB
-    max_tokens:str|None=None, # about so many tokens: 2e9 shared out by the mix, or english=2e9,italian=1e9
-    max_bytes:str|None=None,  # of text, likewise
-    part:str='', # 3/8 writes the third of eight parts of the shards; without it, all that are missing
-    max_skipped_ratio:Fraction|None=None, # rows that may be skipped; default: the recipe's, or 0.01
-    allow_unused_vocab:bool=False,  # a large vocabulary need not be filled
 )->dict: # {source: `Shards`}; empty while other parts are missing
     "Tokenise a recipe into memory-mapped shards, ready to train on; run it again to go on where it ended"
     settings = data_settings(data)

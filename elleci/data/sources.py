@@ -8,7 +8,7 @@ __all__ = ['MAX_EXAMPLES', 'MAX_TEXT_BYTES', 'MAX_LINE_BYTES', 'VAL_FRACTION', '
            'split_documents', 'mean_shares', 'sample_texts', 'train_tokenizer_on', 'encode_documents', 'recipe_names',
            'read_recipe', 'data_settings']
 
-# %% ../../nbs/71_data.ipynb #6a9e5c06
+# %% ../../nbs/71_data.ipynb #22236235
 import ast, atexit, codecs, contextlib, dataclasses, gc, json, math, os, sysconfig, time, warnings
 import weakref, zlib
 from collections import deque
@@ -31,9 +31,9 @@ from elleci.core import (
 )
 from ..config import EMBEDDED
 from .tokenizer import ROLES, SPECIAL_TOKENS, VocabSize, chatml, encode_document
+from .tokenizer import TOKENIZERS
 from .. import toml
 from ..toml import errors_of, installed_files
-from .tokenizer import TOKENIZERS, train_tokenizer
 from ..files import installed_folder, open_regular
 
 # %% ../../nbs/71_data.ipynb #22cd60b6
@@ -241,12 +241,12 @@ class SkippedRows:
                     f'(it is {max_skipped_ratio:g}).'
                 )
 
-    def notices(self)->list: # of str
+    def notices(self)->dict: # {source: line}
         "A line for each source that has skipped rows"
-        return [
-            f'{name}: {seen.skipped:,} of {seen.rows:,} rows are skipped: {_describe_reasons(seen)}'
+        return {
+            name: f'{name}: {seen.skipped:,} of {seen.rows:,} rows are skipped: {_describe_reasons(seen)}'
             for name, seen in self.sources.items() if seen.skipped
-        ]
+        }
 
 # %% ../../nbs/71_data.ipynb #a0091263
 class SourceSpec(NamedTuple):

@@ -5,25 +5,27 @@
 # %% auto #0
 __all__ = ['LOADED_LATER_BYTES', 'RETAINED_FRACTION', 'RETAINED_FRACTION_UNTUNED', 'PROFILER_EVENT_BYTES', 'trace_step',
            'process_margin', 'Account', 'resolve_placement', 'account', 'predicted_vs_measured', 'process_summary',
-           'can_measure', 'downsample_max', 'draw_timeline', 'alternatives', 'train_overrides', 'verdict', 'report',
-           'as_dict', 'advice', 'elleci_memory', 'memory_command']
+           'can_measure', 'downsample_max', 'draw_timeline', 'alternatives', 'train_overrides', 'verdict',
+           'ram_savings', 'report', 'as_dict', 'advice', 'elleci_memory', 'memory_command']
 
-# %% ../../nbs/64_account.ipynb #281a077d
+# %% ../../nbs/64_account.ipynb #9a3d0f52
 import contextlib, dataclasses, itertools, json, sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 import numpy as np
 import torch
-from ..core import GiB, MiB, Range, UserError, validate_ranges, fmt_bytes, fmt_count, require
+from ..core import GiB, MiB, Range, UserError, validate_ranges, fmt_bytes, fmt_count, memory_in_use
+from ..core import require
 from ..plots import figure
 from ..command_line import run_command
-from ..config import CHECKPOINTING, Config, ModelConfig, TrainConfig, preset as preset_config
-from ..memory.ledger import COLOURS, card_bytes, parameter_counts, parse_bytes
+from ..memory.ledger import CARDS, COLOURS, card_bytes, card_key, parameter_counts, parse_bytes
+from ..config import CHECKPOINTING, Config, ModelConfig, TrainConfig, resolve_config
 from ..memory.allocator import Replay, replay
 from ..memory.trace import Trace, dry_run, gc_disabled
 from ..memory.compose import compose
 from ..engine.offload import malloc_tuned
+from .cost import cost_as_dict, cost_lines, cost_table, training_cost
 from ..optim.optimizers import make_optimizer
 from ..engine.layer_major import make_engine, make_model
 
@@ -69,6 +71,7 @@ def _trace_every_block(
     return dry_run(lambda: engine.step(traced), model, inputs, target, steps, on_host=on_host)
 
 
+
 # %% ../../nbs/64_account.ipynb #0dad541a
 def trace_step(
     model:ModelConfig,
@@ -108,7 +111,7 @@ def process_margin(
         tensors * (RETAINED_FRACTION if malloc_tuned() else RETAINED_FRACTION_UNTUNED)
     )
 
-# %% ../../nbs/64_account.ipynb #eb0979f0
+# %% ../../nbs/64_account.ipynb #f1436489
 @dataclass(frozen=True)
 class Account:
     "What a configuration takes, in bytes"
@@ -157,6 +160,13 @@ class Account:
     def checkpoint_bytes(self):
         "A copy that waits to be written"
         return _bytes_left(self.trace, 'weights', 'optimizer') + self.host.get(AVERAGED_WEIGHTS, 0)
+
+    @property
+    def pinned_bytes(self):
+        "Of the RAM beside the card, what the run pins"
+        inputs = self.host.get("the layers' inputs", 0)
+        if self.config.train.block_inputs_on != 'pinned': inputs = 0
+        return inputs + self.host.get('weights', 0) + self.host.get('optimizer states', 0)
 
     @property
     def knows_context(self):
@@ -441,6 +451,23 @@ def _engine_summary(train:TrainConfig):
         f"states on the {train.states_on}"
     )
 
+# %% ../../nbs/64_account.ipynb #899e1557
+def ram_savings(
+    a:Account,
+)->list: # (setting, bytes of RAM beside the card with it), the smallest change first
+    "What would leave less in RAM"
+    train, found = a.config.train, []
+    def without(what, nbytes): return replace(a, host=a.host | {what: a.host[what] - nbytes}).host_total
+    if AVERAGED_WEIGHTS in a.host:
+        found.append(('averaging_start=1', without(AVERAGED_WEIGHTS, a.host[AVERAGED_WEIGHTS])))
+    inputs = "the layers' inputs"
+    if inputs in a.host and train.grad_accum_steps % 2 == 0:
+        half = train.grad_accum_steps//2
+        found.append((f'grad_accum_steps={half}', without(inputs, a.host[inputs]//2)))
+    places = {'optimizer states': 'states_on', 'weights': 'weights_on'}
+    found += [(f'{setting}=device', without(w, a.host[w])) for w, setting in places.items() if w in a.host]
+    return found
+
 # %% ../../nbs/64_account.ipynb #c8f0df61
 def report(
     a:Account,
@@ -459,6 +486,8 @@ def report(
     if a.host:
         lines += ['', 'beside the card, in RAM:']
         lines += [f'{fmt_bytes(nbytes):>12}  {what}' for what, nbytes in a.host.items()]
+        lines.append(f'{fmt_bytes(a.host_total):>12}  at one time, at most')
+        lines += [f'{fmt_bytes(nbytes):>12}  with {change}' for change, nbytes in ram_savings(a)]
     if limit: lines += ['', verdict(a.needed, limit, a.knows_context)]
     return '\n'.join(lines)
 
@@ -523,11 +552,31 @@ def advice(
         )
     return '\n'.join(lines)
 
-# %% ../../nbs/64_account.ipynb #d86d012b
+# %% ../../nbs/64_account.ipynb #b5570675
+def _costs(a, vram, cards, **prices):
+    "The cost on the card that was named, or on all"
+    keys = list(CARDS) if cards else [key for key in [card_key(vram)] if key in CARDS]
+    if not keys and any(price is not None for price in prices.values()):
+        raise UserError('A price needs a card to run on: add --vram rtx-4070 or another, or --cards for all.')
+    # What this process holds, with torch and no CUDA libraries yet.
+    ram = a.host_total + memory_in_use(torch.device('cpu'))
+    return [training_cost(a.config, key, a.needed, ram, **prices) for key in keys]
+
+
+def _costs_as_dict(costs): return dict(costs=[cost_as_dict(cost) for cost in costs]) if costs else {}
+
+
+def _cost_text(costs, cards): return cost_table(costs) if cards else cost_lines(costs[0])
+
+# %% ../../nbs/64_account.ipynb #a6bd84b1
 @validate_ranges
 def elleci_memory(
-    preset:str='elleci-1b5', # elleci-1b5, elleci-1b5-12gib, elleci-tiny
+    #: What, and where: elleci_memory --config my.toml --set model.d_model=1024 --vram 8GiB
+    preset:str|None=None, # elleci-1b5 (the default), elleci-1b5-12gib, elleci-350m, elleci-30m, elleci-tiny
     vram:str|None=None,  # a size such as 12GiB, or a card such as rtx-4070
+    config:str|Config|None=None, # a file of your own; from Python also a `Config`; other flags change it
+    set:list[str]|None=None, # any setting, as section.name=value; elleci_train --print-config lists them
+    #: The step: elleci_memory --batch 2 --seq 512 --engine layer-major --clip-by layer
     batch:Annotated[int, Range(1, 10**6)]|None=None, # rows in a micro-batch
     seq:Annotated[int, Range(1, 2**20)]|None=None,   # tokens in a row
     grad_accum_steps:Annotated[int, Range(1, 9_999)]|None=None, # micro-batches in an optimizer step
@@ -540,14 +589,21 @@ def elleci_memory(
     weights_on:str|None=None, # layer-major: device or host
     states_on:str|None=None,  # layer-major: device or host
     int8_backward:bool=False, # ternary layers: gradients rounded to int8 too
+    #: What is shown: elleci_memory --preset elleci-350m --vram 8GiB --draw memory.png
     context:str|None=None, # size of the CUDA context with its loaded kernels, measured, e.g. 400MiB
+    kwh_price:Annotated[float, Range(0, 10**9)]|None=None,  # price of a kWh, for the money that a run takes
+    hour_price:Annotated[float, Range(0, 10**9)]|None=None, # price of an hour, where the machine is rented
+    cards:bool=False,    # a table of all cards that are known
     draw:str|None=None,  # a file for the timeline, e.g. memory.png
     json:bool=False,     # print numbers for programs
 )->Account:
-    "What a training configuration takes, and whether it fits"
+    "What a training configuration takes, whether it fits, and on a card: days, kWh, money, disk, RAM"
     limit = None if vram is None else card_bytes(vram)
-    config = preset_config(
+    config = resolve_config(
         preset,
+        config,
+        set or (),
+        'elleci-1b5',
         **train_overrides(
             batch=batch,
             seq=seq,
@@ -568,12 +624,14 @@ def elleci_memory(
         config.model,
         config.train,
         context=0 if context is None else parse_bytes(context),
-        name=preset,
+        name=config.preset,
         limit=limit,
     )
-    print(_as_json(as_dict(a, limit)) if json else report(a, limit))
+    costs = _costs(a, vram, cards, kwh_price=kwh_price, hour_price=hour_price)
+    print(_as_json(as_dict(a, limit) | _costs_as_dict(costs)) if json else report(a, limit))
     if limit and not json and not a.fits(limit):
         print(advice(a, *alternatives(a.config, limit, context=a.context)))
+    if costs and not json: print('', *_cost_text(costs, cards), sep='\n')
     if draw: _save(draw_timeline(a, limit), draw)
     return a
 

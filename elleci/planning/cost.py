@@ -4,17 +4,18 @@
 
 # %% auto #0
 __all__ = ['LOG_BYTES_PER_STEP', 'BINDS', 'length_phases', 'why_unsupported', 'checkpoint_parts', 'disk_bytes', 'TrainingCost',
-           'training_cost', 'fmt_seconds', 'cost_lines', 'cost_as_dict']
+           'training_cost', 'fmt_seconds', 'cost_lines', 'cost_as_dict', 'cost_row', 'cost_table']
 
-# %% ../../nbs/64_cost.ipynb #0c735397
+# %% ../../nbs/64_cost.ipynb #45764a2b
 import functools, math
 from dataclasses import dataclass, replace
-from ..core import UserError, fmt_bytes, fmt_count
+from ..core import MiB, UserError, fmt_bytes, fmt_count
 from ..config import Config, TrainConfig
 from ..memory.ledger import CARD_SPECS, Card, parameter_shapes, state_sizes, weight_sizes
-from .step_time import MACHINES, TERMS, Machine, measured_machine, step_flops, step_time
+from .step_time import MACHINES, TERMS, Machine, measured_machine, product_seconds
+from .step_time import step_flops, step_time
 
-# %% ../../nbs/64_cost.ipynb #96e43d33
+# %% ../../nbs/64_cost.ipynb #73695898
 def length_phases(
     train:TrainConfig,
 )->list: # (number of steps, `TrainConfig` with the rows of that phase)
@@ -35,18 +36,14 @@ def length_phases(
         if end > start
     ]
 
-# %% ../../nbs/64_cost.ipynb #a781e8ea
+# %% ../../nbs/64_cost.ipynb #046d1b71
 def why_unsupported(
     card:Card,
-    train:TrainConfig,
 )->str: # a few words; '' where the card can
     "What a card lacks for a training"
-    if card.has_bf16: return ''
-    if train.engine == 'layer-major': return 'fp16 only, and the layer-major step is not for fp16'
-    if train.precision in ('bf16', 'bf16-weights'): return f'fp16 only, and precision is {train.precision}'
-    return ''
+    return '' if card.has_bf16 else f'no bf16, fp16 only (compute capability {card.capability})'
 
-# %% ../../nbs/64_cost.ipynb #39aee6d9
+# %% ../../nbs/64_cost.ipynb #211f0b38
 LOG_BYTES_PER_STEP = 300 # of `metrics.jsonl`, about
 
 
@@ -84,7 +81,7 @@ def disk_bytes(
     disk['log'] = LOG_BYTES_PER_STEP*train.steps
     return disk
 
-# %% ../../nbs/64_cost.ipynb #9e8e4e7c
+# %% ../../nbs/64_cost.ipynb #972e13cc
 # What a step waits for, in words
 BINDS = {
     'compute': 'arithmetic',
@@ -125,11 +122,21 @@ class TrainingCost:
         if self.kwh_price is None and self.hour_price is None: return None
         return (self.kwh_price or 0)*(self.kwh or 0) + (self.hour_price or 0)*self.seconds/3600
 
-# %% ../../nbs/64_cost.ipynb #ec9513f9
+# %% ../../nbs/64_cost.ipynb #1d594fb8
 @functools.cache
 def _machine_here():
     "The rates of this computer's CPU, measured once"
-    return measured_machine('cpu')
+    return measured_machine('cpu', 4*MiB, 256)
+
+
+def _step_times(config, machine, device):
+    "(number of steps, tokens in a row, terms of a step with their total) of each phase"
+    for n_steps, train in length_phases(config.train):
+        if device != 'cpu': terms = step_time(config.model, train, machine)
+        else:
+            seconds = product_seconds(config.model, train, machine)
+            terms = dict.fromkeys(TERMS, 0.) | {'compute': seconds, 'total': seconds}
+        yield n_steps, train.seq_len, terms
 
 
 def _validation_seconds(config, phases):
@@ -143,7 +150,7 @@ def _validation_seconds(config, phases):
     mean_seconds = sum(n*s for n, _, s in phases)/train.steps
     return validations*forward_share*mean_seconds*tokens/train.tokens_per_step
 
-# %% ../../nbs/64_cost.ipynb #1c01f775
+# %% ../../nbs/64_cost.ipynb #1e0c606a
 def training_cost(
     config:Config, # its placements resolved, as in `Account.config`
     device:str|Machine, # a key of `elleci.memory.ledger.CARDS`, 'cpu' for this computer, or a machine
@@ -158,11 +165,10 @@ def training_cost(
     else: machine = MACHINES[device] if card else device
     if not isinstance(machine, Machine):
         raise UserError(f"{device!r} is not in data/cards.toml: give 'cpu' or one of {', '.join(MACHINES)}.")
-    stretches = length_phases(config.train)
-    times = [(n, train.seq_len, step_time(config.model, train, machine)) for n, train in stretches]
+    times = list(_step_times(config, machine, device))
     phases = [(n, seq_len, t['total']) for n, seq_len, t in times]
     binds = BINDS[max(TERMS, key=lambda term: sum(n*t[term] for n, _, t in times))]
-    problem = why_unsupported(card, config.train) if card else ''
+    problem = why_unsupported(card) if card else ''
     if card and not problem and needed is not None and needed > card.memory_bytes:
         problem = f'{fmt_bytes(needed)} do not fit'
         binds = "the size of the card's memory"
@@ -181,7 +187,7 @@ def training_cost(
         hour_price=hour_price,
     )
 
-# %% ../../nbs/64_cost.ipynb #2bb470a0
+# %% ../../nbs/64_cost.ipynb #fbbd4a2f
 def fmt_seconds(
     seconds:float,
 )->str:
@@ -190,7 +196,7 @@ def fmt_seconds(
         if seconds >= 2*unit: return f'{seconds/unit:,.{0 if seconds >= 10*unit else 1}f} {name}'
     return f'{seconds:.{0 if seconds >= 10 else 1}f} s'
 
-# %% ../../nbs/64_cost.ipynb #7de8667d
+# %% ../../nbs/64_cost.ipynb #28fdabda
 def _time_line(cost):
     measured = '' if cost.device in CARD_SPECS else ', at rates measured just now'
     return (
@@ -223,10 +229,41 @@ def cost_lines(
     if cost.problem: return [f'{cost.device} cannot train this: {cost.problem}', disk]
     return [line for line in (_time_line(cost), _energy_line(cost), disk) if line]
 
-# %% ../../nbs/64_cost.ipynb #3a4675f8
+# %% ../../nbs/64_cost.ipynb #b7c5d270
 def cost_as_dict(
     cost:TrainingCost,
 )->dict: # for programs: seconds, kWh, bytes
     "A cost as plain numbers"
     names = 'seconds', 'tokens_per_second', 'kwh', 'money'
     return vars(cost) | {name: getattr(cost, name) for name in names}
+
+# %% ../../nbs/64_cost.ipynb #edbbc0c5
+def cost_row(
+    cost:TrainingCost,
+)->dict: # heading: text
+    "A cost as a line of a table"
+    card = CARD_SPECS[cost.device]
+    row = {'card': cost.device, 'memory': f'{card.memory_gib} GiB'}
+    if cost.problem: return row | {'fits': cost.problem}
+    row |= {
+        'fits': 'yes',
+        'tokens/s': f'{cost.tokens_per_second:,.0f}',
+        'days': f'{cost.seconds/86400:,.1f}',
+        'kWh': f'{cost.kwh:,.1f}',
+    }
+    if cost.money is not None: row['money'] = f'{cost.money:,.2f}'
+    return row | {'bound by': cost.binds}
+
+
+def cost_table(
+    costs:list, # of `TrainingCost`, on cards
+)->list: # of lines
+    "Costs as a table for a terminal"
+    rows = [cost_row(cost) for cost in costs]
+    headings = list(max(rows, key=len))
+    # A reason may be longer than its column, since nothing comes after it.
+    able = [row for row in rows if len(row) == len(headings)]
+    widths = {h: max(len(row.get(h, '')) for row in [*able, {h: h}]) for h in headings}
+    widths['card'] = max(len(row['card']) for row in rows)
+    lines = [{h: h for h in headings}, *rows]
+    return ['  '.join(text.ljust(widths[h]) for h, text in row.items()).rstrip() for row in lines]

@@ -211,6 +211,15 @@ def set_learning_rates(
     return dict(lr=lr, lrs=lrs) if len(set(lrs)) > 1 else dict(lr=lr)
 
 # %% ../../nbs/75_loop.ipynb #277becdb
+def skipped_fields(
+    data_state:dict|None, # of the mixture after a step
+)->dict: # empty where no row was skipped
+    "For the log: how many rows of streams were skipped so far, in all and of each source"
+    skipped = {name: sum(counts.values()) for name, counts in (data_state or {}).get('skipped', {}).items()}
+    if not skipped: return {}
+    return dict(skipped_rows=sum(skipped.values())) | {f'skipped_rows_{k}': n for k, n in skipped.items()}
+
+# %% ../../nbs/75_loop.ipynb #f600174d
 class TrainingLoop:
     "What `fit` does in a step, in parts: train on a batch and log it, validate, save, obey commands"
     def __init__(self,
@@ -253,7 +262,7 @@ class TrainingLoop:
 
     def log_step(self, step, metrics, seconds, data_wait_seconds):
         "Log a step's metrics, and what the health monitor notices in them"
-        measured = self.meter(step, seconds)
+        measured = self.meter(step, seconds) | skipped_fields(self.data_state)
         self.log(step=step, **metrics, seconds=seconds, data_wait_seconds=data_wait_seconds, **measured)
         level = self.meter.memory_level()
         clocks = time.time(), time.perf_counter()

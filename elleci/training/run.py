@@ -6,18 +6,19 @@
 __all__ = ['PROMPTS', 'preflight', 'measure_steps', 'measure_first_steps', 'FolderRun', 'Attempt', 'train_from_checkpoint',
            'elleci_train', 'train_command']
 
-# %% ../../nbs/76_train.ipynb #c976fc78
-import contextlib, dataclasses, functools, json, os, stat
+# %% ../../nbs/76_train.ipynb #965139c8
+import contextlib, dataclasses, functools, json, os, shlex, stat, sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 import torch
-from ..config import EMBEDDED, Config, TrainConfig, config_to_json, preset as preset_config
-from ..config import read_config
+from ..config import EMBEDDED, TOKENIZER_KINDS, Config, TrainConfig, config_to_json, config_to_toml
+from ..config import read_config, resolve_config
 from ..core import Fraction, Range, Seed, UserError, atomic_write, available_memory, fmt_bytes
 from ..core import fmt_count, is_out_of_memory, memory_in_use, pick_device, read_number, require
 from ..core import seed_everything
 from ..command_line import run_command, safe_output
+from ..toml import parse_seq_len_schedule, resolve_path, resolve_spec
 from ..data.curriculum import check_epochs, steps_for_epochs
 from ..data.loader import check_same_data, make_loader, open_data
 from ..data.shards import tokenizer_fingerprint
@@ -31,16 +32,22 @@ from ..generation import generate
 from .load import load_run
 from ..memory.ledger import parameter_counts
 from ..memory.measure import StepMemory, explain_oom
+from ..memory.spill import SharedMemoryCounter, locked_memory_limit, pinned_memory_note, ram_remedy
+from ..memory.spill import read_ram
 from ..optim.optimizers import make_optimizer
 from ..planning.account import Account, account, alternatives, can_measure, predicted_vs_measured
 from ..planning.account import process_summary, train_overrides
+from ..planning.account import ram_savings
+from ..planning.cost import cost_lines, training_cost
+from ..planning.step_time import find_card, measured_machine
 from .checkpoint import MODEL_FILE, CheckpointSaver, checkpoints, compatibility_check
 from .checkpoint import is_usable_run_dir, latest_checkpoint, load_checkpoint
 from .checkpoint import safetensors_metadata, save_weights
 from .loop import Callbacks, CommandPoller, TrainingRun, find_lr, fit, make_weight_average
 from .loop import stop_on_signal, token_byte_counts, validate
 from .recovery import Rollback, free_memory, save_bad_batch, train_with_rollbacks
-from .telemetry import RUN_FOLDERS, MetricsLogger, lock_run_dir, measured_memory
+from .telemetry import RUN_FOLDERS, MetricsLogger, check_trackers, lock_run_dir
+from .telemetry import measured_memory
 from .telemetry import read_metrics, sync_metrics, take_command, trackers, write_memory
 from .watchdog import HealthMonitor
 
@@ -56,6 +63,21 @@ def cpu_speed_warning(
     if device.type != 'cpu' or not settings: return ''
     chosen = ' and '.join(settings)
     return f'{chosen}: slower than --precision fp32 alone on a CPU; it shows what a GPU would compute.'
+
+# %% ../../nbs/76_train.ipynb #34de3ea3
+GPU_FILES = ('/dev/nvidia0', '/dev/dxg')    # of NVIDIA's driver on Linux, and of a GPU under WSL2
+
+
+def unused_gpu_warning(
+    device:torch.device, # on which a run will train
+    files=GPU_FILES,
+)->str: # a line, or nothing
+    "What is missing where this machine has a GPU that this build of torch cannot use"
+    if device.type != 'cpu' or torch.version.cuda or not any(map(os.path.exists, files)): return ''
+    return (
+        f'This machine has a GPU, but torch {torch.__version__} is a build for CPUs: '
+        'install a CUDA build (https://pytorch.org/get-started/locally) to train on the GPU.'
+    )
 
 # %% ../../nbs/76_train.ipynb #3ee59a6a
 def _refuse_too_large(
@@ -85,9 +107,10 @@ def _describe_steps(train): # before the text is counted
     if not train.epochs: return f'{train.steps:,} steps'
     return f'{_describe_epochs(train)}, in steps that are known once the text is counted,'
 
-# %% ../../nbs/76_train.ipynb #30a699e7
+# %% ../../nbs/76_train.ipynb #9e3765ac
 def _print_plan(config, device, a):
     "Print what will be trained, and what it will hold"
+    if unused := unused_gpu_warning(device): print(unused)
     train = config.train
     counts = parameter_counts(config.model)
     parts = ', '.join(f'{name} {fmt_count(n)}' for name, n in counts.items())
@@ -101,32 +124,65 @@ def _print_plan(config, device, a):
         f'{train.batch_size} × {train.seq_len}), {train.optimizer}, lr {train.lr:g}, {train.precision}'
     )
     if slow := cpu_speed_warning(train, device): print(slow)
+    for line in _cost_lines(device, a): print(line)
 
 
+@functools.cache
+def _machine(device):
+    "The card, if it is in the table; else the machine at hand, measured once"
+    if device.type == 'cpu': return 'cpu'
+    total, name = _device_memory(device)
+    card = find_card(name, total)
+    return card.key if card else measured_machine(device)
+
+
+def _cost_lines(device, a):
+    "What the run will take; nothing for a GPU that is not there"
+    if device.type == 'cuda' and not torch.cuda.is_available(): return []
+    if a.target == 'cpu': ram = None
+    else: ram = a.host_total + memory_in_use(torch.device('cpu'))
+    lines = cost_lines(training_cost(a.config, _machine(device), ram=ram))
+    note = pinned_memory_note(a.pinned_bytes, read_ram(), locked_memory_limit())
+    return [*lines, note] if note else lines
+
+# %% ../../nbs/76_train.ipynb #9736807e
 def _refuse_unless_it_fits(name, device, a, free):
     "`UserError` where a run needs more than is available, on the device or beside it"
     if free is not None and not a.fits(free):
+        ram = read_ram() if a.target == 'cpu' else None
+        is_limited = ram is not None and (ram.is_wsl or ram.cgroup_limit)
         raise UserError(
             f'{name} needs {fmt_bytes(a.needed)}, and {device} has {fmt_bytes(free)} free: '
             'take a smaller preset or a larger device; '
             f'`elleci_memory --preset {name} --vram {free // 2**20}MiB` says what would fit.'
+            + (f' {ram_remedy(a.needed, ram)}' if is_limited else '')
         )
-    # On a CPU both are the same memory, and were counted together.
-    beside = 0 if a.target == 'cpu' else a.host_total
-    free_ram = available_memory(torch.device('cpu'))
-    if free_ram is not None and beside > free_ram:
-        raise UserError(
-            f'{name} needs {fmt_bytes(beside)} of RAM beside the card, and {fmt_bytes(free_ram)} are free: '
-            'close other programs, leave more on the device, or take fewer tokens a step.'
-        )
+    if a.target == 'cuda': _refuse_too_much_ram(name, a, read_ram())
 
-# %% ../../nbs/76_train.ipynb #f8c9e270
+
+def _refuse_too_much_ram(name, a, ram):
+    "`UserError` where a run needs more RAM beside the card than a `Ram` has; says what would help"
+    if ram is None or a.host_total <= ram.available: return
+    less = ', '.join(f'{fmt_bytes(nbytes)} with {change}' for change, nbytes in ram_savings(a))
+    sentences = [
+        f'{name} needs {fmt_bytes(a.host_total)} of RAM beside the card, and {fmt_bytes(ram.available)} are '
+        'free.',
+        ram_remedy(a.host_total, ram),
+        f'Or let it need less: {less}.' if less else '',
+        pinned_memory_note(a.pinned_bytes, ram, locked_memory_limit()),
+    ]
+    raise UserError(' '.join(filter(None, sentences)))
+
+# %% ../../nbs/76_train.ipynb #8d9bae30
 def preflight(
     config:Config,
     device:torch.device,
     free:int|None, # bytes available on the device; None where unknown
 )->Account:
     "Print what will be trained and what it will hold; `UserError` if that cannot fit"
+    # In a container the system's figure is the machine's.
+    ram = read_ram() if device.type == 'cpu' else None
+    if free is not None and ram is not None: free = min(free, ram.available)
     check_epochs(config.train, [name for name, where in config.train.data if parse_spec(where).stream])
     _refuse_too_large(config, device, free)
     # Memory is pinned once, so that a machine without a GPU is refused before anything is written.
@@ -227,6 +283,10 @@ def _name_of_steps(run_account, compared):
     B, T, M = _shape(compared.config.train)
     return f'the first steps ({M} × {B} × {T} tokens)'
 
+# %% ../../nbs/76_train.ipynb #7c9309b1
+from subprocess import CalledProcessError
+from ..kernels.triton_compat import build_advice
+
 # %% ../../nbs/76_train.ipynb #d96fb73b
 @contextlib.contextmanager
 def _explain_oom(config, a, free):
@@ -234,7 +294,8 @@ def _explain_oom(config, a, free):
     try:
         yield
         return
-    except (RuntimeError, MemoryError) as e:
+    except (RuntimeError, MemoryError, CalledProcessError) as e:
+        if advice := build_advice(e): raise UserError(advice) from e
         if not is_out_of_memory(e): raise
         text = explain_oom(e, lambda: alternatives(config, free or a.needed - 1, a.target))
     if not config.train.oom_backoff:
@@ -289,7 +350,7 @@ def _check_layout(folder):
 # %% ../../nbs/76_train.ipynb #65cd3bf4
 # These may change when a run is resumed. A change of any other would make it another run.
 RESUMABLE_FIELDS = ('steps', 'save_every', 'save_total_limit', 'keep_every', 'oom_backoff', 'num_workers',
-                    'checkpointing', 'block_inputs_on', 'weights_on', 'states_on')
+                    'checkpointing', 'block_inputs_on', 'weights_on', 'states_on', 'max_skipped_ratio')
 
 # %% ../../nbs/76_train.ipynb #ef31b82f
 def _resumable_settings(train):
@@ -304,8 +365,8 @@ def _with_train(config, **changes): # a `Config` with other training settings
     return dataclasses.replace(config, train=dataclasses.replace(config.train, **changes))
 
 
-def _new_config(folder, preset, given, changes):
-    "The configuration of a new run: a preset's, or the one that was given, with `changes`"
+def _refuse_trained(folder):
+    "`UserError` for a folder that holds a model, where none is to be resumed"
     if found := checkpoints(folder):
         raise UserError(
             f'{folder} already holds a model at step {int(found[0].name)}: add --resume to go on, '
@@ -313,12 +374,10 @@ def _new_config(folder, preset, given, changes):
         )
     if (folder/MODEL_FILE).exists():
         raise UserError(f'{folder} already holds a model: give another --out.')
-    if given is None: return preset_config(preset or 'elleci-tiny', **changes)
-    return _with_train(given, **changes)
 
 
 def _refuse_other_config(folder, given, own):
-    "`UserError` where a configuration from Python differs from the run's own in what may not change"
+    "`UserError` where a configuration differs from the run's own in what may not change"
     pairs = [('preset', given.preset, own.preset)]
     for ours, theirs in ((given.model, own.model), (given.train, own.train)):
         names = [f.name for f in dataclasses.fields(ours) if f.name not in RESUMABLE_FIELDS]
@@ -345,18 +404,23 @@ def _refuse_other_flags(folder, preset, changes, own, auto_lr):
             )
 
 
-def _resolve_config(folder, preset, changes, resume, given=None, auto_lr=False):
-    "The configuration of a new run, or of the one to resume; `changes` are the settings that were given"
+def _resolve_config(folder, preset, changes, resume, given=None, auto_lr=False, options=()):
+    "The configuration of a new run, or of the one to resume; `changes` are flags, `options` those of --set"
     if not (resume and (folder/'config.json').exists()):
         _refuse_foreign(folder)
-        return _new_config(folder, preset, given, changes)
+        _refuse_trained(folder)
+        return resolve_config(preset, given, options, **changes)
     own = read_config(folder)
-    if given is not None: _refuse_other_config(folder, given, own)
     _refuse_other_flags(folder, preset, changes, own, auto_lr)
-    if given is not None: changes = _resumable_settings(given.train) | changes
+    # Such a run has its learning rate from the range test, and not from the configuration.
+    if auto_lr: changes = changes | dict(lr=own.train.lr)
+    asked = resolve_config(None, given or own, options, **changes)
+    _refuse_other_config(folder, asked, own)
+    settings = _resumable_settings(asked.train)
     # Whoever gives steps has no use for the epochs that the run was begun with.
-    if 'steps' in changes: changes = {'epochs': 0.} | changes
-    return _with_train(own, **changes)
+    gives_steps = 'steps' in changes or any(option.startswith('train.steps=') for option in options)
+    if gives_steps: settings |= dict(epochs=0., steps=asked.train.steps)
+    return _with_train(own, **settings)
 
 
 def _lr_from_range_test(folder, lr):
@@ -399,7 +463,9 @@ def _load_or_learn_tokenizer(folder, config):
     elif shards: tokenizer = load_tokenizer(Path(shards[0])/'tokenizer.json', vocab_size)
     else:
         train = config.train
-        tokenizer = learn_tokenizer(train.data, train.mix, vocab_size, kind, train.allow_unused_vocab)
+        tokenizer = learn_tokenizer(
+            train.data, train.mix, vocab_size, kind, train.allow_unused_vocab, train.max_samples
+        )
         used = num_used_entries(tokenizer)
         if used <= vocab_size - 128:
             print(f'the text fills {used:,} of {vocab_size:,} entries of the vocabulary')
@@ -517,6 +583,13 @@ def _write_memory(run, account, measured=None):
     # A full disk is reported by the saver.
     with contextlib.suppress(OSError): write_memory(run.folder, account, limit, measured, name)
 
+# %% ../../nbs/76_train.ipynb #75ce54b4
+def _health_monitor(run):
+    "Guards for a run; where Windows counts what spills, they hear of that too"
+    limit, _ = _device_memory(run.device)
+    counter = SharedMemoryCounter(run.account.pinned_bytes) if limit else None
+    return HealthMonitor(run.device, limit, run.account.at_rest, counter)
+
 # %% ../../nbs/76_train.ipynb #5a7e2d01
 class _RunSaver(CheckpointSaver):
     "Saves the state of a run into its folder, as long as that is its own; a failure is logged"
@@ -598,7 +671,7 @@ class _FirstSteps:
             'memory, not compared with the prediction: measuring these steps would have cost too much'
         )
 
-# %% ../../nbs/76_train.ipynb #436c9546
+# %% ../../nbs/76_train.ipynb #a22813af
 class Attempt:
     "A training from the latest checkpoint on, or from the beginning; its methods are callbacks of `fit`"
     def __init__(self,
@@ -622,7 +695,7 @@ class Attempt:
             rollback=rollback,
             val_losses=list(checkpoint.metadata.get('val_losses', ())) if checkpoint else [],
             weight_average=weight_average,
-            health_monitor=HealthMonitor(run.device, _device_memory(run.device)[0], run.account.at_rest),
+            health_monitor=_health_monitor(run),
             token_bytes=token_byte_counts(self.tokenizer),
         )
         self.log_beginning()
@@ -640,6 +713,15 @@ class Attempt:
             skipped = _describe_skipped(sorted(rollback.skip_steps))
             notice = f'{rollback}: gone back to step {step}{skipped}.'
             self.log(step=step, notice_kind='rollback', notice=notice)
+        elif step == 0: self.log_skipped_rows()
+
+    def log_skipped_rows(self):
+        "Log which rows were skipped when the text was tokenised"
+        skipped = self.mixture.skipped
+        for name, line in skipped.notices().items():
+            seen = skipped.sources[name]
+            first = [f'{reason}: {row}' for reason, rows in seen.examples.items() for row in rows]
+            self.log(step=0, notice=line, first_skipped=first, **{f'skipped_rows_{name}': seen.skipped})
 
     def fit(self, batches, stop_requested):
         "Train until the end or a stop"
@@ -798,6 +880,17 @@ def _print_samples(folder, config, device):
         if not is_out_of_memory(e): raise
         print(f'no sample, for want of memory: ask for one with `elleci_generate --run {folder}`.')
 
+# %% ../../nbs/76_train.ipynb #1b4c0f8c
+# What one types after a training; a command that is added later belongs here.
+NEXT_COMMANDS = ('elleci_generate --run {run} --prompt {prompt}', 'elleci_watch --run {run}')
+
+
+def _print_next_commands(folder, config):
+    "Print the commands that one would type next"
+    prompt = shlex.quote(_prompts(config)[-1] or 'Once')
+    print('next:')
+    for command in NEXT_COMMANDS: print(' ', command.format(run=shlex.quote(str(folder)), prompt=prompt))
+
 # %% ../../nbs/76_train.ipynb #13ddbe85
 LR_RANGE = Range(1e-12, 999.)
 # As `TrainConfig` allows them.
@@ -811,19 +904,11 @@ def _parse_lr(text): # of --lr
     except UserError as e:
         raise UserError(f"{str(e).rstrip('.')}, or auto.") from None
 
-
-def _parse_seq_len_schedule(text): # of --seq-len-schedule, such as 0:4,0.1:2,0.3:1
-    try:
-        pairs = [part.split(':') for part in text.split(',')]
-        return tuple((float(fraction), int(divisor)) for fraction, divisor in pairs)
-    except ValueError:
-        raise UserError(
-            f'--seq-len-schedule is {text}: give fraction:divisor pairs such as 0:4,0.1:2,0.3:1.'
-        ) from None
-
 # %% ../../nbs/76_train.ipynb #d308f26a
 # What `elleci_pretokenize` writes into a folder.
-SHARD_FILES = ('[0-9]'*5 + '*.json*', '[0-9]'*5 + '*.tokens*', 'index.json*', 'tokenizer.json*')
+SHARD_FILES = (
+    '[0-9]'*5 + '*.json*', '[0-9]'*5 + '*.tokens*', 'index.json*', 'skipped.json*', 'tokenizer.json*'
+)
 
 
 def _remove_shards(folder):
@@ -864,6 +949,7 @@ def _is_complete(folder, train, step):
 def run_training(folder, resolve_config, resume, auto_lr, track):
     "Lock the folder, resolve the run in it, train what is left to train, and print what was learned"
     device = pick_device()
+    check_trackers(track)
     with lock_run_dir(folder) as check_lock:
         _check_layout(folder)
         resumed = resume and (folder/'config.json').exists()
@@ -887,6 +973,7 @@ def run_training(folder, resolve_config, resume, auto_lr, track):
                 if not resumed: _remove_unsaved(folder)
                 _train(run, auto_lr and not resumed, track)
     _print_samples(folder, config, device)
+    _print_next_commands(folder, config)
 
 # %% ../../nbs/76_train.ipynb #be788e70
 @contextlib.contextmanager
@@ -905,36 +992,60 @@ def _default_torch_state():
         yield
 
 # %% ../../nbs/76_train.ipynb #6ec78c3f
-def _check_config(config, preset, out):
-    "Raise `UserError` for a configuration from Python that is none, or cannot be combined with the rest"
-    if not isinstance(config, Config):
-        raise UserError(f'config is {type(config).__name__}: give an `elleci.config.Config`.')
-    if preset is not None:
-        raise UserError(f'Both a preset ({preset}) and a configuration were given: leave one of them out.')
-    name = config.preset
-    is_folder_name = isinstance(name, str) and Path(name).name == name and name not in ('', '..')
-    if out is None and not is_folder_name:
+def _run_folder(
+    out,  # as it was given; None: a folder of the configuration's name
+    name, # of the configuration, called only where it is needed
+)->Path:
+    "The folder of a run"
+    if out is not None:
+        if not str(out): raise UserError('--out is empty: give a folder, or leave it out for runs/<preset>.')
+        return Path(out)
+    folder = name()
+    is_name = isinstance(folder, str) and Path(folder).name == folder and folder not in ('', '..')
+    if not is_name:
         raise UserError(
-            f'The configuration is called {name!r}, which is no name of a folder: give `out` too.'
+            f'The configuration is called {folder!r}, which is no name of a folder: give `out` too.'
         )
+    return Path(f'runs/{folder}')
 
 
-def _run_folder(out, preset):
-    if out is None: return Path(f'runs/{preset}')
-    if not str(out): raise UserError('--out is empty: give a folder, or leave it out for runs/<preset>.')
-    return Path(out)
+def _print_config(config):
+    "Print a configuration as a file of one's own, in which every path is absolute"
+    train = config.train
+    data = tuple((name, resolve_spec(spec, '.')) for name, spec in train.data)
+    is_file = train.tokenizer not in TOKENIZER_KINDS
+    tokenizer = resolve_path(train.tokenizer, '.') if is_file else train.tokenizer
+    config = _with_train(config, data=data, tokenizer=tokenizer)
+    print(config_to_toml(dataclasses.replace(config, preset='')), end='')
 
-# %% ../../nbs/76_train.ipynb #b829d41d
+# %% ../../nbs/76_train.ipynb #6532e69d
 def elleci_train(
-    preset:str|None=None, # elleci-tiny (the default), elleci-1b5, elleci-1b5-12gib
-    steps:PositiveInt|None=None, # optimizer steps
+    #: What to train: elleci_train --config my.toml --set model.d_model=1024 train.warmup=2000
+    config:str|Config|None=None, # a file of your own; from Python also a `Config`; other flags change it
+    preset:str|None=None, # elleci-tiny (the default), elleci-30m, elleci-350m, elleci-1b5, elleci-1b5-12gib
+    set:list[str]|None=None, # any setting, as section.name=value; --print-config lists them
+    print_config:bool=False, # print it all as a file of your own, and train nothing
+    #: The run: elleci_train --preset elleci-30m --data ~/texts --out runs/mine --resume
     out:str|None=None,    # the run's own folder (default: runs/<preset>)
+    resume:bool=False,    # go on with the run in --out; begins at step 0 where nothing was saved yet
+    track:str='',         # tensorboard, trackio or wandb, or several separated by commas
     seed:Seed|None=None,  # of weights and data order
-    data:str|None=None,   # text, shards, hub:NAME, or a .json of several (default: the embedded corpus)
-    save_every:PositiveInt|None=None, # steps between checkpoints
+    #: Text: elleci_train --preset elleci-30m --data ~/texts
+    data:str|None=None,   # text, shards, hub:NAME or a recipe (default: the embedded corpus)
+    easy_first:bool=False, # read common words first
+    num_workers:Annotated[int, Range(0, 99)]|None=None, # processes that prepare batches
+    #: Steps and learning rate: elleci_train --steps 5000 --batch 8 --lr auto --schedule cosine
+    steps:PositiveInt|None=None, # optimizer steps
     batch:PositiveInt|None=None, # rows in a micro-batch
     seq:PositiveInt|None=None,   # tokens in a row
     grad_accum_steps:Annotated[int, Range(1, 10**4 - 1)]|None=None, # micro-batches in an optimizer step
+    lr:Annotated[str, LR_RANGE]|None=None, # learning rate; auto finds one by a range test of 100 steps
+    schedule:str|None=None, # wsd, cosine or onecycle
+    seq_len_schedule:str|None=None, # growing rows, e.g. 0:4,0.1:2,0.3:1 begins at a quarter of --seq
+    lerac_ratio:Fraction|None=None, # fraction of the steps until which deeper layers learn more slowly
+    averaging_start:Fraction|None=None, # fraction of the steps after which the weights are averaged
+    plateau_patience:NonNegativeInt|None=None, # validations without progress until lr is halved
+    #: Memory and speed: elleci_train --engine layer-major --clip-by layer --weights-on host
     optimizer:str|None=None,  # lion, adamw or lion8
     precision:str|None=None,  # bf16, fp16, bf16-weights or fp32, the fastest on a CPU
     checkpointing:str|None=None, # none, selective, block or offload
@@ -944,44 +1055,38 @@ def elleci_train(
     weights_on:str|None=None, # layer-major: device or host
     states_on:str|None=None,  # layer-major: device or host
     int8_backward:bool=False, # ternary layers: gradients rounded to int8 too; slower on a CPU
-    lr:Annotated[str, LR_RANGE]|None=None, # learning rate; auto finds one by a range test of 100 steps
-    schedule:str|None=None, # wsd, cosine or onecycle
-    seq_len_schedule:str|None=None, # growing rows, e.g. 0:4,0.1:2,0.3:1 begins at a quarter of --seq
-    easy_first:bool=False, # read common words first
-    lerac_ratio:Fraction|None=None, # fraction of the steps until which deeper layers learn more slowly
-    averaging_start:Fraction|None=None, # fraction of the steps after which the weights are averaged
-    plateau_patience:NonNegativeInt|None=None, # validations without progress until lr is halved
-    num_workers:Annotated[int, Range(0, 99)]|None=None, # processes that prepare batches
+    oom_backoff:bool=False,    # where memory runs out, go on with smaller micro-batches
+    #: Saving: elleci_train --save-every 100 --save-total-limit 3 --keep-every 1000
+    save_every:PositiveInt|None=None, # steps between checkpoints
     save_total_limit:PositiveInt|None=None,  # how many of the last checkpoints are kept
     keep_every:NonNegativeInt|None=None, # steps between checkpoints that are kept for good
-    oom_backoff:bool=False,    # where memory runs out, go on with smaller micro-batches
-    track:str='',         # tensorboard, trackio or wandb, or several separated by commas
-    resume:bool=False,    # go on with the run in --out; begins at step 0 where nothing was saved yet
-    config:Config|None=None, # from Python: your own instead of a preset; the other arguments change it
 )->Path: # the run's folder
     "Train a model from text; Ctrl-C saves and says how to go on"
-    options = dict(locals())
-    for name in ('preset', 'out', 'data', 'lr', 'seq_len_schedule', 'track', 'resume', 'config'):
-        del options[name]
-    # A flag that was not given changes nothing.
-    options = {name: value for name, value in options.items() if value is not False}
-    if config is not None: _check_config(config, preset, out)
-    folder = _run_folder(out, config.preset if config else preset or 'elleci-tiny')
+    flags = dict(locals())
+    for name in ('config', 'preset', 'set', 'print_config', 'out', 'resume', 'track', 'data'): del flags[name]
+    options = set or ()
+    if config is not None: config = resolve_config(preset, config)
     auto_lr = lr == 'auto'
-    changes = {} if data is None else data_settings(data)
-    changes |= train_overrides(
-        **options,
-        seq_len_schedule=None if seq_len_schedule is None else _parse_seq_len_schedule(seq_len_schedule),
-        lr=None if auto_lr or lr is None else _parse_lr(lr),
-    )
+    flags['lr'] = None if auto_lr or lr is None else _parse_lr(lr)
+    if seq_len_schedule is not None: flags['seq_len_schedule'] = parse_seq_len_schedule(seq_len_schedule)
+    changes = {} if data is None else data_settings(os.path.expanduser(data))
+    # A flag that was not given changes nothing.
+    changes |= train_overrides(**{name: value for name, value in flags.items() if value is not False})
+    new_config = functools.partial(resolve_config, None if config else preset, config, options, **changes)
+    folder = _run_folder(out, lambda: new_config().preset)
     # The folder may be another run's until it is locked, so its configuration is read after that.
-    resolve_config = functools.partial(_resolve_config, folder, preset, changes, resume, config, auto_lr)
+    resolve = functools.partial(_resolve_config, folder, preset, changes, resume, config, auto_lr, options)
+    if print_config:
+        _print_config(resolve() if resume else new_config())
+        return folder
     with safe_output(droppable=True), _default_torch_state():
-        run_training(folder, resolve_config, resume, auto_lr, track)
+        run_training(folder, resolve, resume, auto_lr, track)
     return folder
 
-# %% ../../nbs/76_train.ipynb #6532e69d
+# %% ../../nbs/76_train.ipynb #b521e5e9
 def train_command():
     "`elleci_train` in a shell"
     allow_malloc_tuning()
-    return run_command(elleci_train, droppable=True)
+    # A training outlives what reads its output; what is printed for a file must be there to the last byte.
+    is_for_output = {'--print-config', '--print-completion', '--help'} & set(sys.argv)
+    return run_command(elleci_train, droppable=not is_for_output)

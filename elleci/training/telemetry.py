@@ -6,8 +6,8 @@
 __all__ = ['NUMERIC_FIELDS', 'NUMERIC_PREFIXES', 'TEXT_FIELDS', 'RENAMED_FIELDS', 'TIMELINE_POINTS', 'TRACKER_NAMES', 'TRACKERS',
            'RUN_FOLDERS', 'COMMANDS', 'decode_event', 'decode_events', 'read_metrics', 'truncate_metrics',
            'MetricsLogger', 'sync_metrics', 'model_flops', 'peak_flops', 'energy_joules', 'Meter', 'predicted_memory',
-           'measured_memory', 'write_memory', 'read_memory', 'TernaryStats', 'scalars', 'trackers', 'run_subfolder',
-           'lock_run_dir', 'is_running', 'send_command', 'take_command']
+           'measured_memory', 'write_memory', 'read_memory', 'TernaryStats', 'scalars', 'check_trackers', 'trackers',
+           'run_subfolder', 'lock_run_dir', 'is_running', 'send_command', 'take_command']
 
 # %% ../../nbs/68_telemetry.ipynb #79e9d05a
 import contextlib, dataclasses, functools, json, math, os, re, stat, statistics, time, typing, warnings
@@ -36,14 +36,16 @@ from ..data.curriculum import step_shape
 from ..planning.step_time import find_card, step_flops
 from ..planning.account import Account, downsample_max
 
-# %% ../../nbs/68_telemetry.ipynb #fda9ba23
+# %% ../../nbs/68_telemetry.ipynb #269b780e
 NUMERIC_FIELDS = frozenset('''
     time loss aux_loss val_loss val_bpb average_loss average_bpb grad_norm lr seconds data_wait_seconds
     tokens tokens_per_s batch_size seq_len eta_s mfu joules memory_bytes peak_bytes ternary_zero
     ternary_flipped loss_scale
     '''.split())
 # Fields whose names begin like this are numbers, too.
-NUMERIC_PREFIXES = ('val_loss_', 'val_bpb_', 'average_loss_', 'average_bpb_', 'predicted_', 'measured_')
+NUMERIC_PREFIXES = (
+    'val_loss_', 'val_bpb_', 'average_loss_', 'average_bpb_', 'predicted_', 'measured_', 'skipped_rows',
+)
 TEXT_FIELDS = frozenset(('notice', 'sample', 'notice_kind'))
 # Logs of earlier versions have these names.
 RENAMED_FIELDS = dict(waited='data_wait_seconds', guard='notice_kind', batch='batch_size', news='notice')
@@ -541,8 +543,7 @@ def scalars(
 
 # %% ../../nbs/68_telemetry.ipynb #2a087aa5
 def _tensorboard(run, config, resume_step):
-    require('tensorboard', 'write for TensorBoard')
-    tensorboard = require('torch.utils.tensorboard', 'write for TensorBoard')
+    tensorboard = require('torch.utils.tensorboard', 'send a run to tensorboard')
     writer = tensorboard.SummaryWriter(run/'tensorboard', purge_step=resume_step + 1)
     def on_event(event):
         for name, value in scalars(event).items():
@@ -568,6 +569,20 @@ TRACKERS = {
     'trackio': functools.partial(_tracking_service, 'trackio'),
     'wandb': functools.partial(_tracking_service, 'wandb'),
 }
+
+# %% ../../nbs/68_telemetry.ipynb #79da4216
+def check_trackers(
+    names:str, # of `TRACKERS`, separated by commas; '' is none
+)->list: # the names
+    "`UserError` for a tracker that is unknown, or is not installed: with what installs it"
+    requested = [name for name in names.split(',') if name]
+    for name in requested:
+        if name not in TRACKERS:
+            raise UserError(
+                f"track is {names!r}: give {', '.join(TRACKERS)}, or several separated by commas."
+            )
+        require(name, f'send a run to {name}')
+    return requested
 
 # %% ../../nbs/68_telemetry.ipynb #bd75429d
 def _open_tracker(name, run, config, resume_step):
@@ -596,15 +611,9 @@ def trackers(
     resume_step:int=0,   # steps made so far
 ): # gives a list of listeners for `MetricsLogger`
     "Open trackers, and close them in the end; `UserError` for a name that is unknown or not installed"
-    requested = [name for name in names.split(',') if name]
-    for name in requested:
-        if name not in TRACKERS:
-            raise UserError(
-                f"track is {names!r}: give {', '.join(TRACKERS)}, or several separated by commas."
-            )
     with contextlib.ExitStack() as stack:
         listeners = []
-        for name in requested:
+        for name in check_trackers(names):
             on_event, close = _open_tracker(name, run, config, resume_step)
             listeners.append(on_event)
             stack.callback(_close_tracker, name, close)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from ..core import fmt_bytes
 from ..memory.measure import find_leaks, spill_signs
+from ..memory.spill import SharedMemoryCounter
 
 # %% ../../nbs/67_watchdog.ipynb #7621d985
 WINDOW = 64 # steps that a guard remembers
@@ -65,10 +66,12 @@ class HealthMonitor:
         device:torch.device=torch.device('cpu'),
         total:int|None=None,    # bytes of the card; None where there is none
         expected:int|None=None, # bytes that last between two steps, by the account
+        shared_memory:SharedMemoryCounter|None=None, # what Windows counts; None: nobody asks
     ):
         self.device = device
         self.total = total
         self.expected = expected
+        self.shared_memory = shared_memory
         self.reported = {}   # kind: how bad it was when it was last reported
         self.clocks = None
         self.steps = 0
@@ -140,6 +143,8 @@ class HealthMonitor:
         signs = []
         if self.total and self.reserved:
             signs = spill_signs(list(self.reserved), self.total, list(self.seconds))
+        # A thread asks Windows; this is its last answer.
+        if self.shared_memory: signs += self.shared_memory.signs()
         if self._is_news('spill', len(signs)):
             remedy = 'Take fewer rows at a time, or set the driver to refuse what does not fit.'
             yield 'spill', ' '.join([*signs, remedy])
