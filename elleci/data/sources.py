@@ -229,14 +229,15 @@ class SkippedRows:
         "Raise `UserError` for a source of which a larger share was skipped, or every row"
         for name, seen in self.sources.items():
             if not seen.skipped: continue
-            what = f'{name} cannot be trained on: {_describe_reasons(seen)}'
+            reasons = _describe_reasons(seen)
             if seen.skipped == seen.rows:
                 remedy = 'name it, as in ?field=content' if 'no such field' in seen.counts else 'repair them'
-                raise UserError(f'None of the {seen.rows:,} rows of {what}; {remedy}.')
+                raise UserError(f'None of the {seen.rows:,} rows of {name} can be read: {reasons}; {remedy}.')
             share = seen.skipped/seen.rows
             if share > max_skipped_ratio:
                 raise UserError(
-                    f'{seen.skipped:,} of {seen.rows:,} rows ({share:.2%}) of {what}; repair them, or go on '
+                    f'{seen.skipped:,} of {seen.rows:,} rows ({share:.2%}) of {name} cannot be trained on: '
+                    f'{reasons}; repair them, or go on '
                     f'without them by max_skipped_ratio = {min(1., math.ceil(share*100)/100):g} '
                     f'(it is {max_skipped_ratio:g}).'
                 )
