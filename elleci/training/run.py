@@ -6,7 +6,7 @@
 __all__ = ['PROMPTS', 'preflight', 'measure_steps', 'measure_first_steps', 'FolderRun', 'Attempt', 'train_from_checkpoint',
            'elleci_train', 'train_command']
 
-# %% ../../nbs/76_train.ipynb #965139c8
+# %% ../../nbs/76_train.ipynb #ba9ebd0c
 import contextlib, dataclasses, functools, json, os, shlex, stat, sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +22,7 @@ from ..toml import parse_seq_len_schedule, resolve_path, resolve_spec
 from ..data.curriculum import check_epochs, steps_for_epochs
 from ..data.loader import check_same_data, make_loader, open_data
 from ..data.shards import tokenizer_fingerprint
-from ..data.prepare import learn_tokenizer
+from ..data.plan import learn_tokenizer
 from ..data.sources import data_settings, parse_spec
 from ..data.tokenizer import TOKENIZERS, load_tokenizer, num_used_entries, save_tokenizer
 from ..engine.layer_major import make_engine, make_model
