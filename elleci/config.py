@@ -653,6 +653,7 @@ def set_options(
         return _with_table(dataclasses.replace(config, train=own), table.pop('') | table, '.', **train)
 
 # %% ../nbs/02_config.ipynb #4e720150
+@functools.cache
 def _field_comments(
     cls, # `ModelConfig` or `TrainConfig`
 )->dict[str, str]:

@@ -229,14 +229,15 @@ class SkippedRows:
         "Raise `UserError` for a source of which a larger share was skipped, or every row"
         for name, seen in self.sources.items():
             if not seen.skipped: continue
-            what = f'{name} cannot be trained on: {_describe_reasons(seen)}'
+            reasons = _describe_reasons(seen)
             if seen.skipped == seen.rows:
                 remedy = 'name it, as in ?field=content' if 'no such field' in seen.counts else 'repair them'
-                raise UserError(f'None of the {seen.rows:,} rows of {what}; {remedy}.')
+                raise UserError(f'None of the {seen.rows:,} rows of {name} can be read: {reasons}; {remedy}.')
             share = seen.skipped/seen.rows
             if share > max_skipped_ratio:
                 raise UserError(
-                    f'{seen.skipped:,} of {seen.rows:,} rows ({share:.2%}) of {what}; repair them, or go on '
+                    f'{seen.skipped:,} of {seen.rows:,} rows ({share:.2%}) of {name} cannot be trained on: '
+                    f'{reasons}; repair them, or go on '
                     f'without them by max_skipped_ratio = {min(1., math.ceil(share*100)/100):g} '
                     f'(it is {max_skipped_ratio:g}).'
                 )
@@ -426,7 +427,7 @@ def _pass_over_line(
     "Read on to the end of a line; raises `UserError` if it does not come within `MAX_TEXT_BYTES`"
     num_bytes = 0
     while line and not line.endswith(b'\n'):
-        line = f.readline(MAX_LINE_BYTES)
+        line = f.readline(MiB)
         num_bytes += len(line)
         if num_bytes > MAX_TEXT_BYTES:
             size = fmt_bytes(MAX_TEXT_BYTES)
@@ -665,7 +666,7 @@ def _load_hub_dataset(
     name:str,        # of the source, for messages
     spec:SourceSpec,
 ): # datasets.Dataset or IterableDataset
-    "Load a source of the hub; raises `UserError` for whatever goes wrong"
+    "Load a source of the hub, as lines where it cannot be read otherwise; `UserError` for what goes wrong"
     datasets = require('datasets', f'read hub:{spec.where}')
     problem = f'{name} (hub:{spec.where}) cannot be opened'
     try:
@@ -677,6 +678,7 @@ def _load_hub_dataset(
     except Exception as e:
         cause = f'{type(e).__name__}: {e}'
         if not _is_transient(e):
+            if lines := _lines_of(spec): return lines
             raise UserError(f'{problem} ({cause}): check its name, config, split and data_files.') from e
         raise UserError(
             f'{problem} ({cause}): connect to the network and unset HF_HUB_OFFLINE, '
@@ -755,6 +757,15 @@ class _ParsedLines:
         if self.is_json: raw = (line for line in raw if line.strip())
         return map(_parse_line if self.is_json else _decode_line, islice(raw, self.start, None))
 
+# %% ../../nbs/71_data.ipynb #7e33efeb
+def _lines_of(
+    spec:SourceSpec,
+)->_ParsedLines|None: # None for a source that has no lines, or cannot be opened
+    "The rows of JSON or text files, each line read on its own"
+    if spec.where not in ('json', 'text') or not spec.data_files: return None
+    try: return _ParsedLines(_raw_lines(spec), spec.where == 'json')
+    except Exception: return None
+
 # %% ../../nbs/71_data.ipynb #6115ffa6
 def _decode_line(
     line:bytes,
@@ -780,9 +791,7 @@ def _rows_one_by_one(
     e:Exception, # from reading row `start`
 ): # an iterator of rows and `_BadRow`; None where rows cannot be told apart
     "A reader that steps over bad rows, which is slower"
-    if spec.where in ('json', 'text') and spec.data_files:
-        lines = _ParsedLines(_raw_lines(spec), spec.where == 'json')
-        return iter(_hub_rows(lines, spec._replace(stream=True), start))
+    if lines := _lines_of(spec): return iter(_hub_rows(lines, spec, start))
     return _arrow_rows(data.with_format('arrow'), spec, start) if isinstance(e, UnicodeDecodeError) else None
 
 # %% ../../nbs/71_data.ipynb #b01f060b

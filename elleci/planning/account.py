@@ -464,8 +464,6 @@ def ram_savings(
     if inputs in a.host and train.grad_accum_steps % 2 == 0:
         half = train.grad_accum_steps//2
         found.append((f'grad_accum_steps={half}', without(inputs, a.host[inputs]//2)))
-    places = {'optimizer states': 'states_on', 'weights': 'weights_on'}
-    found += [(f'{setting}=device', without(w, a.host[w])) for w, setting in places.items() if w in a.host]
     return found
 
 # %% ../../nbs/64_account.ipynb #c8f0df61

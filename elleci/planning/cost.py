@@ -9,7 +9,7 @@ __all__ = ['LOG_BYTES_PER_STEP', 'BINDS', 'length_phases', 'why_unsupported', 'c
 # %% ../../nbs/64_cost.ipynb #45764a2b
 import functools, math
 from dataclasses import dataclass, replace
-from ..core import MiB, UserError, fmt_bytes, fmt_count
+from ..core import MiB, UserError, capability_problem, fmt_bytes, fmt_count
 from ..config import Config, TrainConfig
 from ..memory.ledger import CARD_SPECS, Card, parameter_shapes, state_sizes, weight_sizes
 from .step_time import MACHINES, TERMS, Machine, measured_machine, product_seconds
@@ -41,7 +41,8 @@ def why_unsupported(
     card:Card,
 )->str: # a few words; '' where the card can
     "What a card lacks for a training"
-    return '' if card.has_bf16 else f'no bf16, fp16 only (compute capability {card.capability})'
+    if not capability_problem(card.capability): return ''
+    return f'no bf16, fp16 only (compute capability {card.capability})'
 
 # %% ../../nbs/64_cost.ipynb #211f0b38
 LOG_BYTES_PER_STEP = 300 # of `metrics.jsonl`, about
@@ -248,8 +249,8 @@ def cost_row(
     row |= {
         'fits': 'yes',
         'tokens/s': f'{cost.tokens_per_second:,.0f}',
-        'days': f'{cost.seconds/86400:,.1f}',
-        'kWh': f'{cost.kwh:,.1f}',
+        'time': fmt_seconds(cost.seconds),
+        'kWh': f'{cost.kwh:,.2f}' if cost.kwh < 10 else f'{cost.kwh:,.0f}',
     }
     if cost.money is not None: row['money'] = f'{cost.money:,.2f}'
     return row | {'bound by': cost.binds}
