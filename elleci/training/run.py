@@ -124,7 +124,9 @@ def _print_plan(config, device, a):
         f'{train.batch_size} × {train.seq_len}), {train.optimizer}, lr {train.lr:g}, {train.precision}'
     )
     if slow := cpu_speed_warning(train, device): print(slow)
-    for line in _cost_lines(device, a): print(line)
+    # What epochs will take is known when they are counted.
+    if not train.epochs:
+        for line in _cost_lines(device, a): print(line)
 
 
 @functools.cache
@@ -795,6 +797,7 @@ def _with_counted_steps(run):
     _write_config(run.folder, run.saved_config)
     rows = ', '.join(f'{name} {n:,}' for name, n in num_rows.items())
     print(f'{_describe_epochs(run.train)}: {run.train.steps:,} steps (rows of one epoch: {rows})')
+    for line in _cost_lines(run.device, run.account): print(line)
     return run
 
 # %% ../../nbs/76_train.ipynb #a9adff2a
