@@ -6,14 +6,14 @@
 __all__ = ['PROMPTS', 'preflight', 'measure_steps', 'measure_first_steps', 'FolderRun', 'Attempt', 'train_from_checkpoint',
            'elleci_train', 'train_command']
 
-# %% ../../nbs/76_train.ipynb #ba9ebd0c
+# %% ../../nbs/76_train.ipynb #5956a831
 import contextlib, dataclasses, functools, json, os, shlex, stat, sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 import torch
 from ..config import EMBEDDED, TOKENIZER_KINDS, Config, TrainConfig, config_to_json, config_to_toml
-from ..config import read_config, resolve_config
+from ..config import PRESETS, read_config, resolve_config
 from ..core import Fraction, Range, Seed, UserError, atomic_write, available_memory, fmt_bytes
 from ..core import fmt_count, is_out_of_memory, memory_in_use, pick_device, read_number, require
 from ..core import seed_everything
@@ -124,7 +124,9 @@ def _print_plan(config, device, a):
         f'{train.batch_size} × {train.seq_len}), {train.optimizer}, lr {train.lr:g}, {train.precision}'
     )
     if slow := cpu_speed_warning(train, device): print(slow)
-    for line in _cost_lines(device, a): print(line)
+    # What epochs will take is known when they are counted.
+    if not train.epochs:
+        for line in _cost_lines(device, a): print(line)
 
 
 @functools.cache
@@ -148,13 +150,14 @@ def _cost_lines(device, a):
 # %% ../../nbs/76_train.ipynb #9736807e
 def _refuse_unless_it_fits(name, device, a, free):
     "`UserError` where a run needs more than is available, on the device or beside it"
+    source = f'--preset {name}' if name in PRESETS else '--config FILE'
     if free is not None and not a.fits(free):
         ram = read_ram() if a.target == 'cpu' else None
         is_limited = ram is not None and (ram.is_wsl or ram.cgroup_limit)
         raise UserError(
             f'{name} needs {fmt_bytes(a.needed)}, and {device} has {fmt_bytes(free)} free: '
             'take a smaller preset or a larger device; '
-            f'`elleci_memory --preset {name} --vram {free // 2**20}MiB` says what would fit.'
+            f'`elleci_memory {source} --vram {free // 2**20}MiB` says what would fit.'
             + (f' {ram_remedy(a.needed, ram)}' if is_limited else '')
         )
     if a.target == 'cuda': _refuse_too_much_ram(name, a, read_ram())
@@ -794,6 +797,7 @@ def _with_counted_steps(run):
     _write_config(run.folder, run.saved_config)
     rows = ', '.join(f'{name} {n:,}' for name, n in num_rows.items())
     print(f'{_describe_epochs(run.train)}: {run.train.steps:,} steps (rows of one epoch: {rows})')
+    for line in _cost_lines(run.device, run.account): print(line)
     return run
 
 # %% ../../nbs/76_train.ipynb #a9adff2a
