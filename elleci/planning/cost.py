@@ -119,9 +119,11 @@ class TrainingCost:
 
     @property
     def money(self):
-        "In the currency of the prices; None where none was given"
-        if self.kwh_price is None and self.hour_price is None: return None
-        return (self.kwh_price or 0)*(self.kwh or 0) + (self.hour_price or 0)*self.seconds/3600
+        "In the currency of the prices; None where none applies: a CPU's power is not known"
+        parts = []
+        if self.hour_price is not None: parts.append(self.hour_price*self.seconds/3600)
+        if self.kwh_price is not None and self.kwh is not None: parts.append(self.kwh_price*self.kwh)
+        return sum(parts) if parts else None
 
 # %% ../../nbs/64_cost.ipynb #1d594fb8
 @functools.cache
@@ -213,7 +215,7 @@ def _energy_line(cost):
         spent.append(f"energy: {cost.kwh:,.3g} kWh at most (the card's {cost.watts} W all the time)")
     if cost.money is not None:
         prices = []
-        if cost.kwh_price is not None: prices.append(f'{cost.kwh_price:g} per kWh')
+        if cost.kwh_price is not None and cost.kwh is not None: prices.append(f'{cost.kwh_price:g} per kWh')
         if cost.hour_price is not None: prices.append(f'{cost.hour_price:g} per hour')
         spent.append(f'money: {cost.money:,.2f} at {" and ".join(prices)}')
     return '; '.join(spent)

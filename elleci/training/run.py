@@ -108,7 +108,7 @@ def _describe_steps(train): # before the text is counted
     return f'{_describe_epochs(train)}, in steps that are known once the text is counted,'
 
 # %% ../../nbs/76_train.ipynb #9e3765ac
-def _print_plan(config, device, a):
+def _print_plan(config, device, a, prices):
     "Print what will be trained, and what it will hold"
     if unused := unused_gpu_warning(device): print(unused)
     train = config.train
@@ -126,7 +126,7 @@ def _print_plan(config, device, a):
     if slow := cpu_speed_warning(train, device): print(slow)
     # What epochs will take is known when they are counted.
     if not train.epochs:
-        for line in _cost_lines(device, a): print(line)
+        for line in _cost_lines(device, a, prices): print(line)
 
 
 @functools.cache
@@ -138,12 +138,12 @@ def _machine(device):
     return card.key if card else measured_machine(device)
 
 
-def _cost_lines(device, a):
-    "What the run will take; nothing for a GPU that is not there"
+def _cost_lines(device, a, prices):
+    "What the run will take, in money by the `prices` given; nothing for a GPU that is not there"
     if device.type == 'cuda' and not torch.cuda.is_available(): return []
     if a.target == 'cpu': ram = None
     else: ram = a.host_total + memory_in_use(torch.device('cpu'))
-    lines = cost_lines(training_cost(a.config, _machine(device), ram=ram))
+    lines = cost_lines(training_cost(a.config, _machine(device), ram=ram, **prices))
     note = pinned_memory_note(a.pinned_bytes, read_ram(), locked_memory_limit())
     return [*lines, note] if note else lines
 
@@ -181,6 +181,7 @@ def preflight(
     config:Config,
     device:torch.device,
     free:int|None, # bytes available on the device; None where unknown
+    prices:dict|None=None, # kwh_price, hour_price, as for `training_cost`
 )->Account:
     "Print what will be trained and what it will hold; `UserError` if that cannot fit"
     # In a container the system's figure is the machine's.
@@ -196,7 +197,7 @@ def preflight(
         # Whoever keeps weights or states on the host prefers little memory to a little time.
         if 'host' in (config.train.weights_on, config.train.states_on): tune_malloc()
         a = dataclasses.replace(a, process_before=memory_in_use(device))
-    _print_plan(config, device, a)
+    _print_plan(config, device, a, prices or {})
     _refuse_unless_it_fits(config.preset, device, a, free)
     return a
 
@@ -900,6 +901,7 @@ LR_RANGE = Range(1e-12, 999.)
 # As `TrainConfig` allows them.
 PositiveInt = Annotated[int, Range(1, 10**9 - 1)]
 NonNegativeInt = Annotated[int, Range(0, 10**9 - 1)]
+Price = Annotated[float, Range(0, 10**9)]
 
 
 def _parse_lr(text): # of --lr
@@ -950,7 +952,7 @@ def _is_complete(folder, train, step):
     return safetensors_metadata(folder/'average'/MODEL_FILE).get('step') == str(train.steps)
 
 # %% ../../nbs/76_train.ipynb #3b89aa3a
-def run_training(folder, resolve_config, resume, auto_lr, track):
+def run_training(folder, resolve_config, resume, auto_lr, track, prices):
     "Lock the folder, resolve the run in it, train what is left to train, and print what was learned"
     device = pick_device()
     check_trackers(track)
@@ -964,7 +966,7 @@ def run_training(folder, resolve_config, resume, auto_lr, track):
         if _is_complete(folder, config.train, step): print(f'{folder} is complete: {step} steps.')
         else:
             free = available_memory(device)
-            a = preflight(config, device, free)
+            a = preflight(config, device, free, prices)
             run = FolderRun(
                 config=a.config,
                 saved_config=config,
@@ -1033,6 +1035,8 @@ def elleci_train(
     out:str|None=None,    # the run's own folder (default: runs/<preset>)
     resume:bool=False,    # go on with the run in --out; begins at step 0 where nothing was saved yet
     track:str='',         # tensorboard, trackio or wandb, or several separated by commas
+    kwh_price:Price|None=None,  # of a kWh, for the money that the run will take
+    hour_price:Price|None=None, # of an hour, where the machine is rented
     seed:Seed|None=None,  # of weights and data order
     #: Text: elleci_train --preset elleci-30m --data ~/texts
     data:str|None=None,   # text, shards, hub:NAME or a recipe (default: the embedded corpus)
@@ -1068,6 +1072,7 @@ def elleci_train(
     "Train a model from text; Ctrl-C saves and says how to go on"
     flags = dict(locals())
     for name in ('config', 'preset', 'set', 'print_config', 'out', 'resume', 'track', 'data'): del flags[name]
+    prices = {name: flags.pop(name) for name in ('kwh_price', 'hour_price')}
     options = set or ()
     if config is not None: config = resolve_config(preset, config)
     auto_lr = lr == 'auto'
@@ -1084,7 +1089,7 @@ def elleci_train(
         _print_config(resolve() if resume else new_config())
         return folder
     with safe_output(droppable=True), _default_torch_state():
-        run_training(folder, resolve, resume, auto_lr, track)
+        run_training(folder, resolve, resume, auto_lr, track, prices)
     return folder
 
 # %% ../../nbs/76_train.ipynb #b521e5e9
