@@ -442,6 +442,7 @@ class FolderRun(TrainingRun):
     saved_config:Config      # as `config.json` keeps it, where a placement may be 'auto'
     check_lock:Callable      # raises `UserError` where the folder is no longer the run's
     listeners:tuple = ()     # functions of an event, from `trackers`
+    prices:dict = dataclasses.field(default_factory=dict) # as for `preflight`
     lr_found:bool = False    # whether a range test has found the learning rate
 
     def with_train(self, **changes):
@@ -798,7 +799,7 @@ def _with_counted_steps(run):
     _write_config(run.folder, run.saved_config)
     rows = ', '.join(f'{name} {n:,}' for name, n in num_rows.items())
     print(f'{_describe_epochs(run.train)}: {run.train.steps:,} steps (rows of one epoch: {rows})')
-    for line in _cost_lines(run.device, run.account): print(line)
+    for line in _cost_lines(run.device, run.account, run.prices): print(line)
     return run
 
 # %% ../../nbs/76_train.ipynb #a9adff2a
@@ -974,6 +975,7 @@ def run_training(folder, resolve_config, resume, auto_lr, track, prices):
                 device=device,
                 account=a,
                 check_lock=check_lock,
+                prices=prices or {},
             )
             with _explain_oom(config, a, free):
                 if not resumed: _remove_unsaved(folder)
