@@ -294,6 +294,7 @@ def _print_status(reader, once, every):
 # %% ../../nbs/77_reader.ipynb #8c47771d
 @validate_ranges
 def elleci_watch(
+    #: What to look at: elleci_watch --run runs/elleci-tiny --every 10
     run:str,          # the run's folder
     once:bool=False,  # print one line and end
     every:typing.Annotated[float, Range(.01, 86_400.)]=2., # seconds between glances

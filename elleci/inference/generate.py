@@ -81,6 +81,7 @@ def _check_packable(
 # %% ../../nbs/77_use_a_run.ipynb #ad687e09
 @torch.no_grad()
 def elleci_pack(
+    #: From and to: elleci_pack --run runs/elleci-tiny --out elleci-tiny-packed
     run:str, # the run's folder
     out:str, # a new folder
 )->int: # bytes of the weights' file
@@ -113,6 +114,7 @@ def pack_command():
 # %% ../../nbs/77_use_a_run.ipynb #b98d4e3d
 @validate_ranges
 def elleci_generate(
+    #: The text: elleci_generate --run runs/elleci-tiny --prompt 'La memoria' --max-tokens 60
     run:str='runs/elleci-tiny', # the run's folder
     prompt:str='',       # text to continue
     max_tokens:MaxTokens=100, # stop after this many

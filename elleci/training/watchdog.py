@@ -146,5 +146,8 @@ class HealthMonitor:
         # A thread asks Windows; this is its last answer.
         if self.shared_memory: signs += self.shared_memory.signs()
         if self._is_news('spill', len(signs)):
-            remedy = 'Take fewer rows at a time, or set the driver to refuse what does not fit.'
+            remedy = (
+                'Take fewer rows, a smaller optimizer state or the layer-major engine, '
+                'or set the driver to refuse what does not fit.'
+            )
             yield 'spill', ' '.join([*signs, remedy])
