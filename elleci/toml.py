@@ -153,7 +153,11 @@ def to_toml(
     return str(value)
 
 
-def toml_key(name): return name if re.fullmatch('[A-Za-z0-9_-]+', name) else to_toml(name)
+def toml_key(
+    name:str,
+)->str:
+    "A name as it stands left of the `=`: bare where TOML allows that, else in quotes"
+    return name if re.fullmatch('[A-Za-z0-9_-]+', name) else to_toml(name)
 
 
 def toml_line(
