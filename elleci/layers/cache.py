@@ -121,7 +121,9 @@ class LayerCache:
     )->Tensor|None: # (B, T) bool; None where no token is
         "Which of the next T tokens are padding"
         if self.length >= self.max_padding: return None
-        def compute(): return torch.arange(self.length, self.length + T, device=device) < self.padding[:, None]
+        def compute():
+            at = torch.arange(self.length, self.length + T, device=device)
+            return at < self.padding[:, None]
         return self.once(T, 'is_padding', compute)
 
     def mask(self,
