@@ -60,7 +60,11 @@ class BitLinear(nn.Module):
         x:Tensor, # (…, d_in)
     )->tuple: # x̂ (…, d_in) and Ŵ (d_out, d_in)
         "The dequantised matrices whose product x̂ @ Ŵ.T is the output"
-        return ternary_operands(x, self.weight)
+        kept = None if torch.is_grad_enabled() else self._cached_ternary_weight()
+        if kept is None: return ternary_operands(x, self.weight)
+        x_int, sx = quantize_activations(x)
+        w_int, sw = kept
+        return (x_int*sx).to(x.dtype), (w_int*sw).to(self.weight.dtype)
 
     def forward(self,
         x:Tensor, # (…, d_in) any float dtype

@@ -12,7 +12,6 @@ from ..core import UserError, compute_dtype
 from ..config import ModelConfig
 from .attention import attention, document_positions, rope
 from .rope_scaling import scaled_speeds, score_scale
-from .mamba2 import check_cache
 from .cache import LayerCache
 from .norm import RMSNorm, project
 
@@ -75,13 +74,13 @@ def _decode_attention(
     m:nn.Module,   # an `MLA`
     q_nope:Tensor, # (B, T, H, nope) queries of the last T of S positions
     q_rope:Tensor, # (B, T, H, rope) rotated
-    latent:Tensor, # (B, S, r) normalised
+    latent:Tensor, # (B, S, r) normalised, as `kv_up` multiplies it
     k_rope:Tensor, # (B, S, rope) rotated
+    w:Tensor,      # (H·(nope + v), r) by which `kv_up` multiplies it
     visible:Tensor|None, # (1 or B, T, S) bool: what each query may see; None: everything
 )->Tensor: # (B, T, H, v) in q_nope's dtype
     "Attention to the latents themselves, by absorption"
     c = m.cfg
-    latent, w = _operands(m.kv_up, latent)
     w_uk, w_uv = w.unflatten(0, (c.n_attn_heads, -1)).split([c.qk_nope_head_dim, c.v_head_dim], 1)
     scale = score_scale(c)
     dtype = torch.promote_types(latent.dtype, w.dtype)
@@ -100,15 +99,15 @@ def _cached_attention(
     "The first tokens of a text attend to each other in expanded form, later ones to all by absorption"
     T, device = latent.shape[1], latent.device
     is_first, is_padding, visible = cache.length == 0, cache.is_padding(T, device), cache.visible(T, device)
-    kept = cache.append(latent=latent, k_rope=k_rope)
+    operand, w = _operands(m.kv_up, latent)
+    kept = cache.append(latent=operand, k_rope=k_rope)
     cache.advance(T)
     if is_first:
         # Padding is a document of its own.
         documents = None if is_padding is None else (~is_padding).long()
         return _expanded_attention(m, q_nope, q_rope, latent, k_rope, documents)
-    return _decode_attention(
-        m, q_nope, q_rope, kept['latent'].to(latent.dtype), kept['k_rope'].to(latent.dtype), visible
-    )
+    latent, k_rope = kept['latent'].to(operand.dtype), kept['k_rope'].to(k_rope.dtype)
+    return _decode_attention(m, q_nope, q_rope, latent, k_rope, w, visible)
 
 # %% ../../nbs/31_mla.ipynb #52c08470
 class TokenGate(nn.Embedding):
