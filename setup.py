@@ -6,8 +6,9 @@ from setuptools import find_packages, setup
 ini = ConfigParser(delimiters=['='])
 ini.read(Path(__file__).parent/'settings.ini', encoding='utf-8')
 cfg = ini['DEFAULT']
-extras = {k: cfg[f'{k}_requirements'].split() for k in ('notebook', 'gpu', 'data', 'track', 'hub', 'evaluate', 'dev')}
-for k in ('notebook', 'data', 'track', 'hub', 'evaluate'): extras['dev'] += extras[k]
+DEVELOPERS_NEED = 'notebook', 'data', 'track', 'hub', 'evaluate'
+extras = {k: cfg[f'{k}_requirements'].split() for k in (*DEVELOPERS_NEED, 'gpu', 'dev')}
+for k in DEVELOPERS_NEED: extras['dev'] += extras[k]
 
 setup(
     name=cfg['lib_name'],
