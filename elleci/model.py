@@ -133,6 +133,7 @@ def _saved_ops():
         torch.ops.aten.mm.default,
         torch.ops.elleci.int8_product.default,
         torch.ops.elleci.ssd_forward.default,
+        torch.ops.elleci.document_attention_forward.default,
         *(getattr(torch.ops.aten, f'_scaled_dot_product_{k}').default for k in kernels),
     }
 

@@ -323,7 +323,6 @@ def _mla(
         | angles
         | _prefixed('latent', latent)
         | _prefixed('kv_up', kv_up)
-        | {'mask': s*B*T*T}
         | attention
         | {'log-sum-exp': 4*n*H}
         | _prefixed('o_proj', o_proj)
