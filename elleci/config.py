@@ -38,7 +38,7 @@ class ModelConfig:
     kv_lora_rank:int = 128        # latent numbers cached per token
     rope_theta:float = 100_000.   # RoPE base
     n_eigenstates:int = 128       # K, decaying oscillators of an eigenstate layer
-    d_ff:int = 5632               # SwiGLU width
+    d_ff:int = 5632               # SwiGLU width; 0: blocks without a feed-forward part
     ternary:bool = True           # BitNet b1.58 linears; False: ordinary ones
     tie_embeddings:bool = False   # one matrix for embedding and head
 
@@ -98,6 +98,8 @@ def _matrix_numbers(
 # %% ../nbs/02_config.ipynb #a3a7d6bd
 # What a setting of the model must be below, where it is not a million.
 UPPER_LIMITS = dict(n_layers=10**3, vocab_size=10**8, d_conv=9)
+# Widths of what a model may lack.
+MAY_BE_ZERO = ('d_ff',)
 # Parameters of a model: no machine holds more, and none should be asked to try.
 MAX_PARAMETERS = 10**12
 
@@ -109,7 +111,7 @@ def _check_model(
     _check_types(c)
     for name, value in dataclasses.asdict(c).items():
         limit = UPPER_LIMITS.get(name, 10**6)
-        if type(value) is int:
+        if type(value) is int and not (value == 0 and name in MAY_BE_ZERO):
             _check(0 < value < limit, f'{name} is {value}: give a positive whole number, below {limit:,}.')
     _check(c.rope_theta >= 1, f'rope_theta is {c.rope_theta}: give a number of 1 or more.')
     rounded_up = math.ceil(c.vocab_size/128)*128

@@ -33,7 +33,7 @@ MIXERS = {'M': Mamba2, 'A': MLA, 'E': Eigenstate}
 
 # %% ../nbs/50_model.ipynb #f7a30564
 class Block(nn.Module):
-    "x + mixer(norm(x)), then x + ffn(norm(x))"
+    "x + mixer(norm(x)), then x + ffn(norm(x)), which a model with `d_ff = 0` leaves out"
     def __init__(self,
         cfg:ModelConfig,
         mixer:str, # a key of `MIXERS`
@@ -41,7 +41,8 @@ class Block(nn.Module):
         super().__init__()
         linear = linear_class(cfg)
         self.mixer_norm, self.mixer = RMSNorm(cfg.d_model), MIXERS[mixer](cfg, linear)
-        self.ffn_norm, self.ffn = RMSNorm(cfg.d_model), SwiGLU(cfg, linear)
+        self.ffn_norm, self.ffn = None, None
+        if cfg.d_ff: self.ffn_norm, self.ffn = RMSNorm(cfg.d_model), SwiGLU(cfg, linear)
 
     def forward(self,
         x:Tensor, # (B, T, D)
@@ -49,7 +50,7 @@ class Block(nn.Module):
         cache:dict|None=None, # the mixer's, updated in place
     )->Tensor: # (B, T, D)
         x = x + self.mixer(x, seq_idx, cache, self.mixer_norm)
-        return x + self.ffn(x, self.ffn_norm)
+        return x if self.ffn is None else x + self.ffn(x, self.ffn_norm)
 
 # %% ../nbs/50_model.ipynb #1419cd7d
 RESIDUAL_PROJECTIONS = ('out_proj', 'o_proj', 'down')
@@ -60,9 +61,10 @@ def _init_weights(model):
     "Every layer its own initialiser, then the matrices: normal, variance 1/fan-in, less where a branch ends"
     for m in model.modules():
         if m is not model and hasattr(m, 'reset_parameters'): m.reset_parameters()
+    n_branches = (2 if model.cfg.d_ff else 1)*model.cfg.n_layers
     for name, m in model.named_modules():
         if not isinstance(m, linear_class(model.cfg)) or m is model.head: continue
-        branches = 2*model.cfg.n_layers if name.endswith(RESIDUAL_PROJECTIONS) else 1
+        branches = n_branches if name.endswith(RESIDUAL_PROJECTIONS) else 1
         m.weight.normal_(0, (m.weight.shape[1]*branches)**-.5)
     model.embedding.weight.normal_(0, .02)
     model.head.weight.normal_(0, (.1/model.cfg.d_model)**.5)              # a tied embedding takes this one

@@ -180,12 +180,13 @@ def parameter_shapes(
     D, V = model.d_model, model.vocab_size
     shapes = {'embedding.weight': (V, D)}
     for i, mixer in enumerate(model.mixers):
-        block = {f'mixer.{k}': s for k, s in _mixer_shapes(model, mixer).items()} | {
-            'mixer_norm.weight': (D,),
-            'ffn_norm.weight': (D,),
-            'ffn.gate_up.weight': (2 * model.d_ff, D),
-            'ffn.down.weight': (D, model.d_ff),
-        }
+        block = {f'mixer.{k}': s for k, s in _mixer_shapes(model, mixer).items()} | {'mixer_norm.weight': (D,)}
+        if model.d_ff:
+            block |= {
+                'ffn_norm.weight': (D,),
+                'ffn.gate_up.weight': (2 * model.d_ff, D),
+                'ffn.down.weight': (D, model.d_ff),
+            }
         shapes |= {f'blocks.{i}.{k}': s for k, s in block.items()}
     return shapes | {'norm.weight': (D,)} | ({} if model.tie_embeddings else {'head.weight': (V, D)})
 
@@ -196,7 +197,8 @@ def parameter_counts(
     "Parameters by part of the model"
     mixer_names = {'M': 'Mamba-2', 'A': 'MLA', 'E': 'eigenstates'}
     parts = [mixer_names[m] for m in sorted(set(model.mixers), reverse=True)]
-    counts = dict.fromkeys([*parts, 'SwiGLU', 'norms', 'embedding and head'], 0)
+    if model.d_ff: parts.append('SwiGLU')
+    counts = dict.fromkeys([*parts, 'norms', 'embedding and head'], 0)
     for name, shape in parameter_shapes(model).items():
         if '.mixer.' in name:
             block = int(name.split('.')[1])
@@ -401,12 +403,8 @@ def block_activation_bytes(
     s, B, T = matmul_itemsize(train), train.batch_size, train.seq_len
     norm = _norm(B*T, model.d_model, residual_itemsize(train))
     saved_by_mixer = {'M': _mamba, 'A': _mla, 'E': _eigenstate}[mixer]
-    saved = (
-        _prefixed('mixer_norm', norm)
-        | _prefixed('mixer', saved_by_mixer(model, s, B, T))
-        | _prefixed('ffn_norm', norm)
-        | _prefixed('ffn', _swiglu(model, s, B*T))
-    )
+    saved = _prefixed('mixer_norm', norm) | _prefixed('mixer', saved_by_mixer(model, s, B, T))
+    if model.d_ff: saved |= _prefixed('ffn_norm', norm) | _prefixed('ffn', _swiglu(model, s, B*T))
     return _without_autocast_copies(saved, train)
 
 # %% ../../nbs/10_ledger.ipynb #92ae8563
@@ -435,7 +433,8 @@ def _matmul_outputs(
             output=H*max(key, c.v_head_dim),
         )
         beside = {'log-sum-exp': 4*n*H}
-    widths |= {'out': c.d_model, 'gate_up': 2*c.d_ff, 'down': c.d_model}
+    widths |= {'out': c.d_model}
+    if c.d_ff: widths |= {'gate_up': 2*c.d_ff, 'down': c.d_model}
     return {name: s*n*width for name, width in widths.items()} | beside
 
 # %% ../../nbs/10_ledger.ipynb #220377d3

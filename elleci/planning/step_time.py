@@ -229,7 +229,9 @@ def _recompute_flops(
     if train.engine == 'grad_accum' and train.checkpointing == 'none': return {}
     if train.checkpointing == 'selective': return {part: forward} if mixer == 'E' else {}
     stops_early = train.engine == 'grad_accum' and not model.ternary
-    not_again = linears['ffn.down.weight'] if stops_early else 0
+    # The block's last matrix: that of the feed-forward part, or of the mixer where there is none.
+    last_matrix = list(linears.values())[-1]
+    not_again = last_matrix if stops_early else 0
     return {'linears': 2*(sum(linears.values()) - not_again), part: forward}
 
 # %% ../../nbs/63_step_time.ipynb #90ff42f3
