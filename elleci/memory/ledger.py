@@ -180,7 +180,8 @@ def parameter_shapes(
     D, V = model.d_model, model.vocab_size
     shapes = {'embedding.weight': (V, D)}
     for i, mixer in enumerate(model.mixers):
-        block = {f'mixer.{k}': s for k, s in _mixer_shapes(model, mixer).items()} | {'mixer_norm.weight': (D,)}
+        block = {f'mixer.{k}': s for k, s in _mixer_shapes(model, mixer).items()}
+        block['mixer_norm.weight'] = (D,)
         if model.d_ff:
             block |= {
                 'ffn_norm.weight': (D,),
