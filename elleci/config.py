@@ -41,6 +41,11 @@ class ModelConfig:
     d_ff:int = 5632               # SwiGLU width
     ternary:bool = True           # BitNet b1.58 linears; False: ordinary ones
     tie_embeddings:bool = False   # one matrix for embedding and head
+    # Which tokens go through the feed-forward part: 'none' decides nothing, all do, once; 'skip': some do
+    # not; 'think': all do, and some of them again.
+    router:str = 'none'
+    router_share:float = .5       # of the tokens, the share that a router is trained to send (once more)
+    router_max_passes:int = 3     # of 'think': how often a token goes through, at most
 
     def __post_init__(self): _check_model(self)
     @property
@@ -49,6 +54,8 @@ class ModelConfig:
     def n_ssm_heads(self): return self.d_inner//self.headdim
     @property
     def conv_dim(self): return self.d_inner + 2*self.ngroups*self.d_state
+    @property
+    def ffn_passes(self): return self.router_max_passes if self.router == 'think' else 1    # at most
     @property
     def mixers(self): return [self.pattern[i % len(self.pattern)] for i in range(self.n_layers)]
 
@@ -101,6 +108,24 @@ UPPER_LIMITS = dict(n_layers=10**3, vocab_size=10**8, d_conv=9)
 # Parameters of a model: no machine holds more, and none should be asked to try.
 MAX_PARAMETERS = 10**12
 
+# %% ../nbs/02_config.ipynb #c3b7a41e
+ROUTERS = ('none', 'skip', 'think')
+
+
+def _check_router(
+    c:ModelConfig,
+):
+    "Refuse a router that could not route"
+    _check(c.router in ROUTERS, f"router is {c.router!r}: use 'none', 'skip' or 'think'.")
+    _check(
+        0 < c.router_share < 1,
+        f'router_share is {c.router_share}: give a fraction of the tokens, above 0 and below 1.',
+    )
+    _check(
+        2 <= c.router_max_passes <= 16,
+        f"router_max_passes is {c.router_max_passes}: give 2 to 16, or router = 'skip' for at most one pass.",
+    )
+
 # %% ../nbs/02_config.ipynb #5ad61402
 def _check_model(
     c:ModelConfig,
@@ -134,6 +159,7 @@ def _check_model(
         c.qk_rope_head_dim % 2 == 0,
         f'qk_rope_head_dim is {c.qk_rope_head_dim}: RoPE turns pairs, give an even number.',
     )
+    _check_router(c)
     numbers = _matrix_numbers(c)
     _check(
         numbers <= MAX_PARAMETERS,

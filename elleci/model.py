@@ -25,6 +25,7 @@ from .layers.eigenstate import Eigenstate
 from .layers.mamba2 import Mamba2, check_cache
 from .layers.mla import MLA
 from .layers.ffn import SwiGLU, linear_class
+from .layers.router import Router
 from .kernels.linear_cross_entropy import linear_cross_entropy
 from .kernels.pointwise import tensor_error
 
@@ -42,6 +43,7 @@ class Block(nn.Module):
         linear = linear_class(cfg)
         self.mixer_norm, self.mixer = RMSNorm(cfg.d_model), MIXERS[mixer](cfg, linear)
         self.ffn_norm, self.ffn = RMSNorm(cfg.d_model), SwiGLU(cfg, linear)
+        self.router = Router(cfg) if cfg.router != 'none' else None
 
     def forward(self,
         x:Tensor, # (B, T, D)
@@ -49,6 +51,7 @@ class Block(nn.Module):
         cache:dict|None=None, # the mixer's, updated in place
     )->Tensor: # (B, T, D)
         x = x + self.mixer(x, seq_idx, cache, self.mixer_norm)
+        if self.router is not None: return self.router(x, self.ffn, self.ffn_norm)
         return x + self.ffn(x, self.ffn_norm)
 
 # %% ../nbs/50_model.ipynb #1419cd7d
@@ -307,6 +310,7 @@ def parameter_table(
         MLA: 'MLA',
         Eigenstate: 'eigenstates',
         SwiGLU: 'SwiGLU',
+        Router: 'router',
         RMSNorm: 'norms',
         nn.Embedding: 'embedding and head',
         nn.Linear: 'embedding and head',

@@ -186,6 +186,7 @@ def parameter_shapes(
             'ffn.gate_up.weight': (2 * model.d_ff, D),
             'ffn.down.weight': (D, model.d_ff),
         }
+        if model.router != 'none': block |= {'router.weight': (D,), 'router.bias': (1,)}
         shapes |= {f'blocks.{i}.{k}': s for k, s in block.items()}
     return shapes | {'norm.weight': (D,)} | ({} if model.tie_embeddings else {'head.weight': (V, D)})
 
@@ -196,12 +197,14 @@ def parameter_counts(
     "Parameters by part of the model"
     mixer_names = {'M': 'Mamba-2', 'A': 'MLA', 'E': 'eigenstates'}
     parts = [mixer_names[m] for m in sorted(set(model.mixers), reverse=True)]
-    counts = dict.fromkeys([*parts, 'SwiGLU', 'norms', 'embedding and head'], 0)
+    router = ['router'] if model.router != 'none' else []
+    counts = dict.fromkeys([*parts, 'SwiGLU', *router, 'norms', 'embedding and head'], 0)
     for name, shape in parameter_shapes(model).items():
         if '.mixer.' in name:
             block = int(name.split('.')[1])
             part = mixer_names[model.mixers[block]]
         elif '.ffn.' in name: part = 'SwiGLU'
+        elif '.router.' in name: part = 'router'
         elif 'norm' in name: part = 'norms'
         else: part = 'embedding and head'
         counts[part] += math.prod(shape)
@@ -389,6 +392,31 @@ def residual_itemsize(
     "Of a number in the residual stream"
     return 2 if train.precision == 'bf16-weights' else 4
 
+# %% ../../nbs/10_ledger.ipynb #7be0f2a9
+def _router(
+    c:ModelConfig,
+    s:int, # bytes of a matmul operand
+    r:int, # bytes of a number of the residual stream
+    n:int, # rows
+)->dict: # tensor: bytes
+    "Kept by a router, and by the passes through the feed-forward part after the first (`43_router`)"
+    free = 1 if c.router == 'skip' else c.ffn_passes - 1
+    saved = {
+        'inverse rms': free*4*n,
+        'sigmoid': free*4*n,
+        # of each pass, and of it and all before
+        'decisions': (2*free - 1)*4*n,
+        'updates': free*s*n*c.d_model,
+    }
+    # The score is computed in fp32.
+    if r < 4: saved['input'] = free*4*n*c.d_model
+    for i in range(2, c.ffn_passes + 1):
+        again = _prefixed('norm', _norm(n, c.d_model, r)) | _swiglu(c, s, n)
+        # Autocast makes one copy of a weight.
+        again = {name: size for name, size in again.items() if not name.endswith('bf16 weight')}
+        saved |= _prefixed(f'pass {i}', again)
+    return saved
+
 # %% ../../nbs/10_ledger.ipynb #842e1acb
 def block_activation_bytes(
     model:ModelConfig,
@@ -407,6 +435,8 @@ def block_activation_bytes(
         | _prefixed('ffn_norm', norm)
         | _prefixed('ffn', _swiglu(model, s, B*T))
     )
+    if model.router != 'none':
+        saved |= _prefixed('router', _router(model, s, residual_itemsize(train), B*T))
     return _without_autocast_copies(saved, train)
 
 # %% ../../nbs/10_ledger.ipynb #92ae8563
@@ -436,6 +466,7 @@ def _matmul_outputs(
         )
         beside = {'log-sum-exp': 4*n*H}
     widths |= {'out': c.d_model, 'gate_up': 2*c.d_ff, 'down': c.d_model}
+    widths |= {f'{name}, pass {i}': widths[name] for i in range(2, c.ffn_passes + 1) for name in ('gate_up', 'down')}
     return {name: s*n*width for name, width in widths.items()} | beside
 
 # %% ../../nbs/10_ledger.ipynb #220377d3

@@ -187,12 +187,13 @@ def measured_machine(
 def _linears(
     model:ModelConfig,
 )->list: # for each block, {name: numbers}
-    "The matrices of the linear layers"
+    "The matrices of the linear layers, as often as a token may be multiplied with them (a router decides)"
     blocks = [{} for _ in range(model.n_layers)]
     for name, shape in parameter_shapes(model).items():
         if name.startswith('blocks.') and name.endswith('.weight') and len(shape) == 2:
             _, i, name_in_block = name.split('.', 2)
-            blocks[int(i)][name_in_block] = math.prod(shape)
+            n_passes = model.ffn_passes if name_in_block.startswith('ffn.') else 1
+            blocks[int(i)][name_in_block] = n_passes*math.prod(shape)
     return blocks
 
 # %% ../../nbs/63_step_time.ipynb #b5986a17
@@ -228,7 +229,8 @@ def _recompute_flops(
     part, forward, _ = _mixer_flops(model, mixer, train.batch_size, train.seq_len)
     if train.engine == 'grad_accum' and train.checkpointing == 'none': return {}
     if train.checkpointing == 'selective': return {part: forward} if mixer == 'E' else {}
-    stops_early = train.engine == 'grad_accum' and not model.ternary
+    # What a router decides is multiplied with the result of the last product.
+    stops_early = train.engine == 'grad_accum' and not model.ternary and model.router == 'none'
     not_again = linears['ffn.down.weight'] if stops_early else 0
     return {'linears': 2*(sum(linears.values()) - not_again), part: forward}
 
