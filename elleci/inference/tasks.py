@@ -7,7 +7,7 @@ __all__ = ['KEY_TOKENS', 'VALUE_TOKENS', 'LANGUAGES', 'copy_row', 'recall_row', 
            'score_task', 'rows_to_batch', 'learn_task', 'ClozeItem', 'cloze_file', 'cloze_items', 'continuation_row',
            'written_candidates', 'score_cloze']
 
-# %% ../../nbs/77_copy_and_recall.ipynb #ca46d940
+# %% ../../nbs/77_copy_and_recall.ipynb #c11f7c46
 import json, math
 from dataclasses import dataclass
 import numpy as np
@@ -19,7 +19,7 @@ from ..documents import IGNORE_INDEX
 from .likelihood import Row, score_rows
 from ..model import token_loss
 
-# %% ../../nbs/77_copy_and_recall.ipynb #3e612ce9
+# %% ../../nbs/77_copy_and_recall.ipynb #9246e925
 def copy_row(
     rng,      # numpy.random.Generator
     pool,     # token ids to draw from
@@ -29,7 +29,7 @@ def copy_row(
     string = rng.choice(pool, length)
     return Row(np.concatenate([[BOS], string, string]), np.arange(length + 2, 2*length + 1))
 
-# %% ../../nbs/77_copy_and_recall.ipynb #da96938e
+# %% ../../nbs/77_copy_and_recall.ipynb #43bf4960
 def recall_row(
     rng,       # numpy.random.Generator
     pool,      # token ids to draw from: the first half are keys, the second are values
@@ -42,7 +42,7 @@ def recall_row(
     asked = shown[rng.permutation(pairs)]
     return Row(np.concatenate([[BOS], shown.ravel(), asked.ravel()]), np.arange(2*pairs + 2, 4*pairs + 1, 2))
 
-# %% ../../nbs/77_copy_and_recall.ipynb #ca7338c3
+# %% ../../nbs/77_copy_and_recall.ipynb #d824a42f
 # Tokens of a needle, of which the last are to be found.
 KEY_TOKENS = 2
 VALUE_TOKENS = 2
@@ -60,7 +60,7 @@ def needle_row(
     ids = np.concatenate([[BOS], haystack[:at], needle, haystack[at:], needle])
     return Row(ids, np.arange(len(ids) - VALUE_TOKENS, len(ids)))
 
-# %% ../../nbs/77_copy_and_recall.ipynb #5b284049
+# %% ../../nbs/77_copy_and_recall.ipynb #cc4d6111
 def text_tokens(
     tok, # tokenizers.Tokenizer or `CharTokenizer`
 )->np.ndarray: # ids, in ascending order
@@ -69,7 +69,7 @@ def text_tokens(
     names = tok.get_vocab().items()
     return np.array(sorted(i for name, i in names if name not in no_text and not name.startswith('<|unused_')))
 
-# %% ../../nbs/77_copy_and_recall.ipynb #c859f05d
+# %% ../../nbs/77_copy_and_recall.ipynb #dd38831e
 @dataclass(frozen=True)
 class Accuracy:
     "How often a model was right, and how often guessing would be"
@@ -93,7 +93,7 @@ class Accuracy:
         low, high = self.interval
         return vars(self) | dict(standard_error=self.standard_error, interval_low=low, interval_high=high)
 
-# %% ../../nbs/77_copy_and_recall.ipynb #1615986e
+# %% ../../nbs/77_copy_and_recall.ipynb #d415b1c1
 def score_task(
     name:str,   # of the task, as a table shows it
     model,      # an `Elleci`
@@ -104,7 +104,7 @@ def score_task(
     scores = score_rows(model, rows)
     return Accuracy(name, sum(score.accuracy for score in scores)/len(rows), len(rows), chance)
 
-# %% ../../nbs/77_copy_and_recall.ipynb #d583b0c1
+# %% ../../nbs/77_copy_and_recall.ipynb #11e24857
 def rows_to_batch(
     rows:list, # of `Row`, all of one length
 )->tuple: # tokens, labels, each (B, T) int64
@@ -114,7 +114,7 @@ def rows_to_batch(
     for line, row in zip(labels, rows): line[row.scored] = row.ids[row.scored]
     return torch.from_numpy(ids[:, :-1]), torch.from_numpy(labels[:, 1:])
 
-# %% ../../nbs/77_copy_and_recall.ipynb #5a3915fc
+# %% ../../nbs/77_copy_and_recall.ipynb #79d5891e
 def learn_task(
     model,    # an `Elleci`, trained in place
     make_row, # make_row(rng, size) gives a `Row`
@@ -140,7 +140,7 @@ def learn_task(
         losses.append(float(loss.detach()))
     return losses
 
-# %% ../../nbs/77_copy_and_recall.ipynb #487bf17c
+# %% ../../nbs/77_copy_and_recall.ipynb #96860442
 LANGUAGES = ('italian', 'english')
 
 
@@ -151,7 +151,7 @@ class ClozeItem:
     answer:str # one of the candidates
     candidates:list[str]
 
-# %% ../../nbs/77_copy_and_recall.ipynb #eb83f662
+# %% ../../nbs/77_copy_and_recall.ipynb #894b0133
 def cloze_file(
     language:str, # one of `LANGUAGES`
 ): # a path
@@ -160,14 +160,14 @@ def cloze_file(
         raise UserError(f"There is no cloze set in {language!r}: give {' or '.join(LANGUAGES)}.")
     return installed_file(f'cloze/{language}.jsonl')
 
-# %% ../../nbs/77_copy_and_recall.ipynb #8ab43b5f
+# %% ../../nbs/77_copy_and_recall.ipynb #7c0bc98e
 def cloze_items(
     language:str, # one of `LANGUAGES`
 )->list[ClozeItem]:
     "The sentences of a language"
     return [decode_json(line, ClozeItem) for line in read_limited(cloze_file(language)).splitlines()]
 
-# %% ../../nbs/77_copy_and_recall.ipynb #1acbe2e5
+# %% ../../nbs/77_copy_and_recall.ipynb #15182d63
 def continuation_row(
     tok,             # tokenizers.Tokenizer
     context:str,
@@ -181,14 +181,14 @@ def continuation_row(
     while same < min(len(alone), len(ids) - 1) and alone[same] == ids[same]: same += 1
     return Row(np.array([BOS, *ids]), np.arange(1 + same, 1 + len(ids)))
 
-# %% ../../nbs/77_copy_and_recall.ipynb #3d7d77cb
+# %% ../../nbs/77_copy_and_recall.ipynb #27282881
 def written_candidates(
     item:ClozeItem,
 )->list[str]:
     "The candidates as they end the sentence"
     return [f' {word}.' for word in item.candidates]
 
-# %% ../../nbs/77_copy_and_recall.ipynb #0f423e43
+# %% ../../nbs/77_copy_and_recall.ipynb #616bb045
 def score_cloze(
     model,      # an `Elleci`
     tok,        # its tokenizer
