@@ -104,7 +104,7 @@ PREFILL_FIRST, PREFILL_NEXT = 2048, 256
 def _prefill(
     model,
     ids:list,   # the prompt
-    cache:list, # from `new_cache`, updated in place
+    cache,      # from `new_cache`, updated
 )->Tensor: # (V,) logits of the token that comes next
     "Read a prompt into the caches"
     ids = torch.tensor([ids], device=model.embedding.weight.device)
