@@ -20,9 +20,10 @@ from .core import UserError, effective_device_type
 from .config import ModelConfig
 from .annotate import host_scope
 from .documents import IGNORE_INDEX
+from .layers.cache import Cache, LayerCache
 from .layers.norm import RMSNorm
 from .layers.eigenstate import Eigenstate
-from .layers.mamba2 import Mamba2, check_cache
+from .layers.mamba2 import Mamba2
 from .layers.mla import MLA
 from .layers.ffn import SwiGLU, linear_class
 from .kernels.linear_cross_entropy import linear_cross_entropy
@@ -46,7 +47,7 @@ class Block(nn.Module):
     def forward(self,
         x:Tensor, # (B, T, D)
         seq_idx:Tensor|None=None, # (B, T) integers; a new document starts where they change
-        cache:dict|None=None, # the mixer's, updated in place
+        cache:LayerCache|None=None, # the mixer's, updated
     )->Tensor: # (B, T, D)
         x = x + self.mixer(x, seq_idx, cache, self.mixer_norm)
         return x + self.ffn(x, self.ffn_norm)
@@ -200,7 +201,7 @@ def _check_decode_inputs(
     model:nn.Module, # an `Elleci`
     tokens:Tensor,   # (B, T)
     seq_idx:Tensor|None, # (B, T)
-    cache:list,      # one dict per block
+    cache:Cache,
 ):
     "Raise `UserError` for a decoding step that a layer would refuse, before any has changed its cache"
     weight = model.embedding.weight
@@ -211,32 +212,22 @@ def _check_decode_inputs(
         low, high = (int(n) for n in tokens.aminmax())
         if low < 0 or high >= len(weight):
             raise UserError(f'tokens hold ids from {low} to {high}: give 0 to {len(weight) - 1}.')
-    if len(cache) != len(model.blocks):
+    if len(cache.layers) != len(model.blocks):
         raise UserError(
-            f'The cache is for {len(cache)} layers and the model has {len(model.blocks)}: '
+            f'The cache is for {len(cache.layers)} layers and the model has {len(model.blocks)}: '
             'make one with its new_cache.'
         )
-    for layer in cache: check_cache(layer, tokens, seq_idx)
+    cache.check(tokens, seq_idx)
 
 # %% ../nbs/50_model.ipynb #83b500db
 @contextlib.contextmanager
 def _cache_transaction(
-    cache:list|None, # one dict per block
-): # gives copies of the dicts, or None
-    "Layers update copies of their caches; they are taken over at the end unless there is an exception"
-    if cache is None:
-        yield None
-        return
-    copies = [dict(layer) for layer in cache]
-    try: yield copies
-    except BaseException:
-        for layer in cache:
-            if 'length' not in layer: continue
-            # Keys and values are written in place, behind the length that counts them: clear them.
-            for t in layer.values():
-                if isinstance(t, Tensor): t[:, layer['length']:] = 0
-        raise
-    for layer, updated in zip(cache, copies): layer.update(updated)
+    cache:Cache|None,
+):
+    "A transaction of the cache, if there is one"
+    if cache is None: yield
+    else:
+        with cache.transaction(): yield
 
 # %% ../nbs/50_model.ipynb #599dcc38
 class Elleci(nn.Module):
@@ -272,30 +263,34 @@ class Elleci(nn.Module):
     def hidden(self,
         tokens:Tensor, # (B, T) int64 in [0, V)
         seq_idx:Tensor|None=None, # (B, T) integers; a new document starts where they change
-        cache:list|None=None, # from `new_cache`, updated in place
+        cache:Cache|None=None, # from `new_cache`: go on from what it holds, and update it
     )->Tensor: # (B, T, D) what the blocks give, before the last norm
         if cache is not None: _check_decode_inputs(self, tokens, seq_idx, cache)
         trains = cache is None and torch.is_grad_enabled()
         checkpoint_fn = CHECKPOINT_FNS.get(self.checkpointing) if trains else None
-        with _cache_transaction(cache) as cache:
+        with _cache_transaction(cache):
             x = self.embedding(tokens)
             for i, block in enumerate(self.blocks):
                 if checkpoint_fn: x = checkpoint_fn(block, x, seq_idx)
-                else: x = block(x, seq_idx, None if cache is None else cache[i])
+                else: x = block(x, seq_idx, None if cache is None else cache.layers[i])
         return x
 
     def forward(self,
         tokens:Tensor, # (B, T) int64 in [0, V)
         seq_idx:Tensor|None=None, # (B, T) integers
-        cache:list|None=None, # from `new_cache`, updated in place
+        cache:Cache|None=None, # from `new_cache`: go on from what it holds, and update it
     )->Tensor: # (B, T, V) logits
-        with _cache_transaction(cache) as cache:
+        with _cache_transaction(cache):
             return self.head(self.norm(self.hidden(tokens, seq_idx, cache)))
 
-    def new_cache(self, batch, max_len):
-        "An empty cache for `batch` rows of at most `max_len` tokens: one dict per block"
+    def new_cache(self,
+        batch:int,              # rows
+        max_len:int|None=None,  # tokens of a row, padding included; None: any number, in room that doubles
+        padding:Tensor|None=None, # (batch,) int64, tokens of left padding that each row begins with
+    )->Cache: # empty
+        "What the model will keep of the tokens it reads, for `forward`"
         kw = dict(dtype=self.embedding.weight.dtype, device=self.embedding.weight.device)
-        return [b.mixer.new_cache(batch, max_len, **kw) for b in self.blocks]
+        return Cache([b.mixer.new_cache(batch, max_len, **kw) for b in self.blocks], padding)
 
 # %% ../nbs/50_model.ipynb #09a44adb
 def parameter_table(

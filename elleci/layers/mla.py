@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..core import compute_dtype
 from ..config import ModelConfig
 from .attention import attention, document_positions, rope
-from .mamba2 import check_cache
+from .cache import LayerCache
 from .norm import RMSNorm, project
 
 # %% ../../nbs/31_mla.ipynb #e5052ae1
@@ -23,13 +23,14 @@ def _absorbed_attention(
     w_uk:Tensor,   # (H, nope, r)
     w_uv:Tensor,   # (H, v, r)
     scale:float,   # of the scores
+    visible:Tensor|None=None, # (1 or B, T, S) bool: what each query may see; None: everything
 )->Tensor: # (B, T, H, v) in latent's dtype
-    "Causal attention to latents whose keys and values are never built (arXiv 2405.04434, §2.1.2)"
-    T, S = q_nope.shape[1], latent.shape[1]
+    "Attention to latents whose keys and values are never built (arXiv 2405.04434, §2.1.2)"
     q = torch.einsum('bthn,hnr->bthr', q_nope, w_uk)
     s = torch.einsum('bthr,bsr->bhts', q, latent) + torch.einsum('bthp,bsp->bhts', q_rope, k_rope)
-    seen = torch.ones(T, S, dtype=torch.bool, device=s.device).tril(S - T)
-    prob = (s.to(compute_dtype(s))*scale).masked_fill(~seen, -torch.inf).softmax(-1).to(latent.dtype)
+    s = s.to(compute_dtype(s))*scale
+    if visible is not None: s = s.masked_fill(~visible[:, None], -torch.inf)
+    prob = s.softmax(-1).to(latent.dtype)
     return torch.einsum('bhtr,hvr->bthv', torch.einsum('bhts,bsr->bhtr', prob, latent), w_uv)
 
 # %% ../../nbs/31_mla.ipynb #b2cfe76f
@@ -40,29 +41,16 @@ def _operands(
     "The two matrices whose product is `linear(x)`"
     return linear.operands(x) if hasattr(linear, 'operands') else (x, linear.weight)
 
-# %% ../../nbs/31_mla.ipynb #6d558636
-def _append_to_cache(
-    cache:dict,    # latent (B, max_len, r), k_rope (B, max_len, rope), length; updated in place
-    latent:Tensor, # (B, T, r) of the new tokens
-    k_rope:Tensor, # (B, T, rope) of the new tokens
-)->list: # latent (B, S, r) and k_rope (B, S, rope) of all tokens so far, in the dtype of the new ones
-    "Append to the cache; `UserError` where it has no room, or other rows"
-    check_cache(cache, latent)
-    start, end = cache['length'], cache['length'] + latent.shape[1]
-    for name, new in (('latent', latent), ('k_rope', k_rope)): cache[name][:, start:end] = new.detach()
-    cache['length'] = end
-    return [cache[name][:, :end].to(latent.dtype) for name in ('latent', 'k_rope')]
-
 # %% ../../nbs/31_mla.ipynb #214b1f90
 def _positions(
     x:Tensor,            # (B, T, D)
     seq_idx:Tensor|None, # (B, T)
-    cache:dict|None,     # as from `MLA.new_cache`
-)->Tensor: # (B, T) int64
+    cache:LayerCache|None,
+)->Tensor: # (1 or B, T) int64
     "Where each token stands in its document"
     if seq_idx is not None: return document_positions(seq_idx)
-    start = cache['length'] if cache else 0
-    return torch.arange(x.shape[1], device=x.device).expand(x.shape[:2]) + start
+    if cache is not None: return cache.positions(x.shape[1], x.device)
+    return torch.arange(x.shape[1], device=x.device)[None]
 
 # %% ../../nbs/31_mla.ipynb #66d23a76
 def _expanded_attention(
@@ -87,6 +75,7 @@ def _decode_attention(
     q_rope:Tensor, # (B, T, H, rope) rotated
     latent:Tensor, # (B, S, r) normalised
     k_rope:Tensor, # (B, S, rope) rotated
+    visible:Tensor|None, # (1 or B, T, S) bool: what each query may see; None: everything
 )->Tensor: # (B, T, H, v) in q_nope's dtype
     "Attention to the latents themselves, by absorption"
     c = m.cfg
@@ -95,7 +84,29 @@ def _decode_attention(
     scale = (c.qk_nope_head_dim + c.qk_rope_head_dim)**-.5
     dtype = torch.promote_types(latent.dtype, w.dtype)
     operands = [t.to(dtype) for t in (q_nope, q_rope, latent, k_rope, w_uk, w_uv)]
-    return _absorbed_attention(*operands, scale).to(q_nope.dtype)
+    return _absorbed_attention(*operands, scale, visible).to(q_nope.dtype)
+
+# %% ../../nbs/31_mla.ipynb #c5d07e21
+def _cached_attention(
+    m:nn.Module,   # an `MLA`
+    q_nope:Tensor, # (B, T, H, nope)
+    q_rope:Tensor, # (B, T, H, rope) rotated
+    latent:Tensor, # (B, T, r) normalised
+    k_rope:Tensor, # (B, T, rope) rotated
+    cache:LayerCache, # these tokens are appended to it
+)->Tensor: # (B, T, H, v)
+    "The first tokens of a text attend to each other in expanded form, later ones to all by absorption"
+    T, device = latent.shape[1], latent.device
+    is_first, is_padding, visible = cache.length == 0, cache.is_padding(T, device), cache.visible(T, device)
+    kept = cache.append(latent=latent, k_rope=k_rope)
+    cache.advance(T)
+    if is_first:
+        # Padding is a document of its own.
+        documents = None if is_padding is None else (~is_padding).long()
+        return _expanded_attention(m, q_nope, q_rope, latent, k_rope, documents)
+    return _decode_attention(
+        m, q_nope, q_rope, kept['latent'].to(latent.dtype), kept['k_rope'].to(latent.dtype), visible
+    )
 
 # %% ../../nbs/31_mla.ipynb #72a9b91b
 class MLA(nn.Module):
@@ -119,12 +130,11 @@ class MLA(nn.Module):
     def forward(self,
         x:Tensor, # (B, T, D)
         seq_idx:Tensor|None=None, # (B, T) integers; a new document starts where they change
-        cache:dict|None=None, # from `new_cache`: continue from it and update it in place, without gradients
+        cache:LayerCache|None=None, # from `new_cache`: continue from it and update it, without gradients
         norm:nn.Module|None=None, # an `RMSNorm` in front, see `project`
     )->Tensor: # (B, T, D)
         c = self.cfg
-        if cache is not None: check_cache(cache, x, seq_idx)
-        continues = bool(cache) and cache['length'] > 0
+        if cache is not None: cache.check(x, seq_idx)
         positions = _positions(x, seq_idx, cache)
         q, latent = project(x, norm, self.q_proj, self.kv_down)
         q = q.unflatten(-1, (c.n_attn_heads, -1))
@@ -133,16 +143,15 @@ class MLA(nn.Module):
         q_rope = rope(q_rope, positions, c.rope_theta)
         k_rope = rope(k_rope[:, :, None], positions, c.rope_theta)[:, :, 0]
         latent = self.norm(latent)
-        if cache is None: all_latents, all_k_rope = latent, k_rope
-        else: all_latents, all_k_rope = _append_to_cache(cache, latent, k_rope)
-        if continues: out = _decode_attention(self, q_nope, q_rope, all_latents, all_k_rope)
+        if cache is not None: out = _cached_attention(self, q_nope, q_rope, latent, k_rope, cache)
         else: out = _expanded_attention(self, q_nope, q_rope, latent, k_rope, seq_idx)
         return self.o_proj(out.flatten(-2))
 
-    def new_cache(self, batch, max_len, dtype=None, device=None):
-        "An empty cache for `batch` rows of up to `max_len` tokens: r + rope numbers a token"
+    def new_cache(self, batch, max_len=None, dtype=None, device=None):
+        "An empty cache for `batch` rows of up to `max_len` tokens, or any number: r + rope numbers a token"
         dtype = dtype or self.kv_down.weight.dtype
         device = device or self.norm.weight.device
-        latent = torch.zeros(batch, max_len, self.cfg.kv_lora_rank, dtype=dtype, device=device)
-        k_rope = torch.zeros(batch, max_len, self.cfg.qk_rope_head_dim, dtype=dtype, device=device)
-        return dict(latent=latent, k_rope=k_rope, length=0)
+        room = max_len or 0
+        latent = torch.zeros(batch, room, self.cfg.kv_lora_rank, dtype=dtype, device=device)
+        k_rope = torch.zeros(batch, room, self.cfg.qk_rope_head_dim, dtype=dtype, device=device)
+        return LayerCache(entries=dict(latent=latent, k_rope=k_rope), grows=max_len is None)
