@@ -54,7 +54,10 @@ class LayerCache:
         return {**self.states, **self.entries}
 
     @property
-    def batch(self): return len(next(iter(self.tensors().values())))
+    def batch(self):
+        "Rows"
+        tensors = self.states or self.entries
+        return len(next(iter(tensors.values())))
 
     @property
     def device(self): return next(iter(self.tensors().values())).device
