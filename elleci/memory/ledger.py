@@ -466,7 +466,8 @@ def _matmul_outputs(
         )
         beside = {'log-sum-exp': 4*n*H}
     widths |= {'out': c.d_model, 'gate_up': 2*c.d_ff, 'down': c.d_model}
-    widths |= {f'{name}, pass {i}': widths[name] for i in range(2, c.ffn_passes + 1) for name in ('gate_up', 'down')}
+    for i in range(2, c.ffn_passes + 1):
+        widths |= {f'{name}, pass {i}': widths[name] for name in ('gate_up', 'down')}
     return {name: s*n*width for name, width in widths.items()} | beside
 
 # %% ../../nbs/10_ledger.ipynb #220377d3
