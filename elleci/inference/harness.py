@@ -12,17 +12,18 @@ import numpy as np
 from ..core import UserError, require, validate_ranges
 from ..data.tokenizer import BOS, encode_text
 from ..generation import generate
-from .likelihood import Context, EncodedText, Row, length_batches, score_documents, score_rows
+from .likelihood import Context, EncodedText, Row, length_batches, score_documents
+from .likelihood import score_rows
 from .tasks import cloze_items, continuation_row, written_candidates
 from ..training.load import load_run
 
 # %% ../../nbs/77_harness.ipynb #f7595f20
 def _cut_left(
     row:Row,
-    context:int, # tokens that are read at most
+    context:int, # tokens that are read at most; 0: all
 )->Row:
-    "A row whose predictions see at most `context` tokens before the last; scored tokens that are cut are lost"
-    cut = max(0, len(row.ids) - 1 - context)
+    "A row of which at most `context` tokens are read; scored tokens that are cut off are lost"
+    cut = max(0, len(row.ids) - 1 - context) if context else 0
     return Row(row.ids[cut:], row.scored[row.scored > cut] - cut)
 
 # %% ../../nbs/77_harness.ipynb #0826a89b
@@ -58,7 +59,7 @@ class HarnessMethods:
         self._device = model.embedding.weight.device
 
     def loglikelihood(self, requests, disable_tqdm=False):
-        "For each (context, continuation): the continuation's log-likelihood, and whether it is the greedy one"
+        "For each (context, continuation): its log-likelihood, and whether it is the greedy continuation"
         rows = [_cut_left(continuation_row(self.tok, *request.args), self.context) for request in requests]
         scores = score_rows(self.model, rows)
         return self._done('loglikelihood', requests, [(-score.nats, score.is_greedy) for score in scores])
@@ -78,7 +79,8 @@ class HarnessMethods:
         found = [None]*len(requests)
         for settings, numbers in _group(requests):
             prompts = [requests[i].args[0] for i in numbers]
-            for i, prompt, text in zip(numbers, prompts, generate(self.model, self.tok, prompts, **settings)):
+            texts = generate(self.model, self.tok, prompts, **settings)
+            for i, prompt, text in zip(numbers, prompts, texts):
                 found[i] = text[len(prompt):]
         return self._done('generate_until', requests, found)
 
