@@ -72,7 +72,9 @@ def left_padding(
 
 # %% ../../nbs/77_hugging_face.ipynb #18aabb36
 class GenerationCache(Cache):
-    "Our cache with the two methods by which Transformers' `generate` uses one"
+    "Our cache with what Transformers' `generate` asks of one"
+    is_compileable = False
+
     def get_seq_length(self, layer_idx=0): return self.length
     def reorder_cache(self, rows): self.select(rows)
 
@@ -106,8 +108,8 @@ def _check_decodable(model):
     for m in model.modules():
         if isinstance(m, MLA) and not isinstance(m.kv_up, (nn.Linear, BitLinear, PackedLinear)):
             raise UserError(
-                f'kv_up is a {type(m.kv_up).__name__}, which decoding would leave out: merge the adapter first '
-                '(merge_and_unload), generate with use_cache=False, or adapt LORA_TARGETS.'
+                f'kv_up is a {type(m.kv_up).__name__}, which decoding would leave out: keep kv_up out of '
+                'target_modules (LORA_TARGETS has the others), or generate with use_cache=False.'
             )
 
 # %% ../../nbs/77_hugging_face.ipynb #691c52c6
@@ -261,6 +263,7 @@ class _Characters:
     def save_vocabulary(self, save_directory, filename_prefix=None):
         path = Path(save_directory)/((filename_prefix + '-' if filename_prefix else '') + CHARACTER_FILE)
         atomic_write(path, self.characters.to_str())
+        write_loader_files(path.parent, with_characters=True)
         return (str(path),)
 
 # %% ../../nbs/77_hugging_face.ipynb #0b76e07e
