@@ -37,6 +37,11 @@ class ModelConfig:
     v_head_dim:int = 128          # a value head
     kv_lora_rank:int = 128        # latent numbers cached per token
     rope_theta:float = 100_000.   # RoPE base
+    # For rows longer than the model was trained on, see `30_rope_scaling`: 'none', 'linear' or 'yarn'
+    rope_scaling:str = 'none'
+    rope_factor:float = 1.        # how many times longer; 1 without scaling
+    rope_original_len:int = 0     # 'yarn': tokens of the rows that the model was trained on
+    embedding_gate:bool = False   # each token id scales the latent of an MLA layer, see `31_mla`
     n_eigenstates:int = 128       # K, decaying oscillators of an eigenstate layer
     d_ff:int = 5632               # SwiGLU width
     ternary:bool = True           # BitNet b1.58 linears; False: ordinary ones
@@ -93,6 +98,7 @@ def _matrix_numbers(
         'A': D*(heads*(query + c.v_head_dim) + latent) + latent*heads*(c.qk_nope_head_dim + c.v_head_dim),
         'E': 6*D*c.n_eigenstates,
     }
+    if c.embedding_gate: mixers['A'] += c.vocab_size*latent
     return sum(mixers[m] for m in c.mixers) + 3*c.n_layers*D*c.d_ff + 2*c.vocab_size*D
 
 # %% ../nbs/02_config.ipynb #a3a7d6bd
@@ -100,8 +106,45 @@ def _matrix_numbers(
 UPPER_LIMITS = dict(n_layers=10**3, vocab_size=10**8, d_conv=9)
 # Parameters of a model: no machine holds more, and none should be asked to try.
 MAX_PARAMETERS = 10**12
+# Whole numbers of the model of which 0 means that there is none.
+MAY_BE_ZERO = {'rope_original_len'}
 
 # %% ../nbs/02_config.ipynb #5ad61402
+ROPE_SCALINGS = ('none', 'linear', 'yarn')
+
+
+def _check_rope(
+    c:ModelConfig,
+):
+    "Refuse angles that cannot be computed, and settings of a RoPE scaling that is not chosen"
+    _check(c.rope_theta >= 1, f'rope_theta is {c.rope_theta}: give a number of 1 or more.')
+    _check(
+        c.qk_rope_head_dim % 2 == 0,
+        f'qk_rope_head_dim is {c.qk_rope_head_dim}: RoPE turns pairs, give an even number.',
+    )
+    _check(
+        c.rope_scaling in ROPE_SCALINGS,
+        f"rope_scaling is {shown(c.rope_scaling)}: use 'none', 'linear' or 'yarn'.",
+    )
+    _check(c.rope_factor >= 1, f'rope_factor is {c.rope_factor}: give a number of 1 or more.')
+    _check(
+        c.rope_scaling != 'none' or c.rope_factor == 1,
+        f"rope_factor is {c.rope_factor} and rope_scaling 'none': set rope_scaling to 'linear' or 'yarn', "
+        'or leave rope_factor out.',
+    )
+    _check(
+        c.rope_scaling == 'yarn' or c.rope_original_len == 0,
+        f"rope_original_len is {c.rope_original_len} and rope_scaling {c.rope_scaling!r}: "
+        "only 'yarn' reads it; leave it out.",
+    )
+    if c.rope_scaling != 'yarn': return
+    _check(
+        c.rope_original_len > 0,
+        "rope_original_len is 0 and rope_scaling 'yarn': give the seq_len that the model was trained with.",
+    )
+    _check(c.rope_theta > 1, f"rope_theta is {c.rope_theta} and rope_scaling 'yarn': give a number above 1.")
+
+# %% ../nbs/02_config.ipynb #75dbb4c1
 def _check_model(
     c:ModelConfig,
 ):
@@ -110,8 +153,12 @@ def _check_model(
     for name, value in dataclasses.asdict(c).items():
         limit = UPPER_LIMITS.get(name, 10**6)
         if type(value) is int:
-            _check(0 < value < limit, f'{name} is {value}: give a positive whole number, below {limit:,}.')
-    _check(c.rope_theta >= 1, f'rope_theta is {c.rope_theta}: give a number of 1 or more.')
+            is_zero = value == 0 and name in MAY_BE_ZERO
+            _check(
+                0 < value < limit or is_zero,
+                f'{name} is {value}: give a positive whole number, below {limit:,}.',
+            )
+    _check_rope(c)
     rounded_up = math.ceil(c.vocab_size/128)*128
     _check(
         c.vocab_size == rounded_up,
@@ -129,10 +176,6 @@ def _check_model(
     _check(
         c.n_ssm_heads % c.ngroups == 0,
         f'{c.n_ssm_heads} SSM heads cannot be split into ngroups = {c.ngroups}: give a divisor.',
-    )
-    _check(
-        c.qk_rope_head_dim % 2 == 0,
-        f'qk_rope_head_dim is {c.qk_rope_head_dim}: RoPE turns pairs, give an even number.',
     )
     numbers = _matrix_numbers(c)
     _check(

@@ -164,13 +164,14 @@ def _mixer_shapes(
             'out_proj.weight': (D, c.d_inner),
         }
     heads, r = c.n_attn_heads, c.kv_lora_rank
+    gate = {'token_gate.weight': (c.vocab_size, r)} if c.embedding_gate else {}
     return {
         'q_proj.weight': (heads * (c.qk_nope_head_dim + c.qk_rope_head_dim), D),
         'kv_down.weight': (r + c.qk_rope_head_dim, D),
         'norm.weight': (r,),
         'kv_up.weight': (heads * (c.qk_nope_head_dim + c.v_head_dim), r),
         'o_proj.weight': (D, heads * c.v_head_dim),
-    }
+    } | gate
 
 # %% ../../nbs/10_ledger.ipynb #81f338ef
 def parameter_shapes(
@@ -311,6 +312,8 @@ def _mla(
     if c.ternary: kv_down['inverse rms'] = 4*n
     # The latent is a view of all that kv_down gives, so the norm keeps that.
     latent = {'input': s*n*(r + rope), 'inverse rms': 4*n}
+    # The norm's input is then the product of the two.
+    if c.embedding_gate: latent |= {'gate': s*n*r, 'gated': s*n*r}
     kv_up = _linear(c, s, n, r, H*(c.qk_nope_head_dim + v))
     # Values narrower than keys are padded; cutting the padding off makes a copy.
     o_proj = _linear(c, s, n, H*v, c.d_model, input_saved_elsewhere=v >= key)

@@ -267,6 +267,7 @@ MATMUL_OPS = (
     'aten::_int_mm',
     'elleci::int8_product',
     'elleci::weight_grad',
+    'elleci::document_attention',
     'aten::_scaled_dot_product',
 )
 # nothing runs
