@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MIXERS', 'CHECKPOINT_FNS', 'Block', 'with_tokens', 'Elleci', 'parameter_table', 'token_loss']
 
-# %% ../nbs/50_model.ipynb #05531a3f
+# %% ../nbs/50_model.ipynb #a7250553
 import contextlib, functools
 import torch
 from torch import Tensor, nn
@@ -26,15 +26,16 @@ from .layers.eigenstate import Eigenstate
 from .layers.mamba2 import Mamba2
 from .layers.mla import MLA
 from .layers.ffn import SwiGLU, linear_class
+from .layers.router import Router
 from .kernels.linear_cross_entropy import linear_cross_entropy
 from .kernels.pointwise import tensor_error
 
 # %% ../nbs/50_model.ipynb #94c6f2e6
 MIXERS = {'M': Mamba2, 'A': MLA, 'E': Eigenstate}
 
-# %% ../nbs/50_model.ipynb #db4e95f5
+# %% ../nbs/50_model.ipynb #8a064c8a
 class Block(nn.Module):
-    "x + mixer(norm(x)), then x + ffn(norm(x))"
+    "x + mixer(norm(x)), then x + ffn(norm(x)), which a model with `d_ff = 0` leaves out"
     def __init__(self,
         cfg:ModelConfig,
         mixer:str, # a key of `MIXERS`
@@ -44,7 +45,9 @@ class Block(nn.Module):
         # Whether `forward` reads the token ids, see `with_tokens`.
         self.uses_tokens = cfg.embedding_gate and mixer == 'A'
         self.mixer_norm, self.mixer = RMSNorm(cfg.d_model), MIXERS[mixer](cfg, linear)
-        self.ffn_norm, self.ffn = RMSNorm(cfg.d_model), SwiGLU(cfg, linear)
+        self.ffn_norm, self.ffn = None, None
+        if cfg.d_ff: self.ffn_norm, self.ffn = RMSNorm(cfg.d_model), SwiGLU(cfg, linear)
+        self.router = Router(cfg) if cfg.router != 'none' else None
 
     def forward(self,
         x:Tensor, # (B, T, D)
@@ -54,7 +57,11 @@ class Block(nn.Module):
     )->Tensor: # (B, T, D)
         token_ids = dict(tokens=tokens) if self.uses_tokens else {}
         x = x + self.mixer(x, seq_idx, cache, self.mixer_norm, **token_ids)
+        if self.ffn is None: return x
+        if self.router is not None: return self.router(x, self.ffn, self.ffn_norm)
         return x + self.ffn(x, self.ffn_norm)
+
+
 
 # %% ../nbs/50_model.ipynb #7f7bbc5d
 def with_tokens(
@@ -73,9 +80,10 @@ def _init_weights(model):
     "Every layer its own initialiser, then the matrices: normal, variance 1/fan-in, less where a branch ends"
     for m in model.modules():
         if m is not model and hasattr(m, 'reset_parameters'): m.reset_parameters()
+    n_branches = (2 if model.cfg.d_ff else 1)*model.cfg.n_layers
     for name, m in model.named_modules():
         if not isinstance(m, linear_class(model.cfg)) or m is model.head: continue
-        branches = 2*model.cfg.n_layers if name.endswith(RESIDUAL_PROJECTIONS) else 1
+        branches = n_branches if name.endswith(RESIDUAL_PROJECTIONS) else 1
         m.weight.normal_(0, (m.weight.shape[1]*branches)**-.5)
     model.embedding.weight.normal_(0, .02)
     model.head.weight.normal_(0, (.1/model.cfg.d_model)**.5)              # a tied embedding takes this one
@@ -146,6 +154,7 @@ def _saved_ops():
         torch.ops.aten.mm.default,
         torch.ops.elleci.int8_product.default,
         torch.ops.elleci.ssd_forward.default,
+        torch.ops.elleci.document_attention_forward.default,
         *(getattr(torch.ops.aten, f'_scaled_dot_product_{k}').default for k in kernels),
     }
 
@@ -315,6 +324,7 @@ def parameter_table(
         MLA: 'MLA',
         Eigenstate: 'eigenstates',
         SwiGLU: 'SwiGLU',
+        Router: 'router',
         RMSNorm: 'norms',
         nn.Embedding: 'embedding and head',
         nn.Linear: 'embedding and head',

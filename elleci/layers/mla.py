@@ -12,7 +12,6 @@ from ..core import UserError, compute_dtype
 from ..config import ModelConfig
 from .attention import attention, document_positions, rope
 from .rope_scaling import scaled_speeds, score_scale
-from .mamba2 import check_cache
 from .cache import LayerCache
 from .norm import RMSNorm, project
 
