@@ -23,7 +23,7 @@ from ..layers.ffn import BitLinear, PackedLinear, cache_ternary_weights, pack_mo
 from ..layers.mla import MLA
 from ..layers.norm import KeepsFp32
 from ..model import Elleci
-from ..data.tokenizer import SPECIAL_TOKENS, CharTokenizer
+from ..data.tokenizer import CharTokenizer
 from .export import AUTO_MAP, CHARACTER_FILE, EXPORT_FORMAT, read_export_tokenizer
 from .export import verify_export, weight_files, write_checksums, write_loader_files
 
@@ -104,7 +104,7 @@ def _refuse_unsupported(kwargs):
 
 
 def _check_decodable(model):
-    "`UserError` where the cache would pass by an adapter: absorption takes the matrix of kv_up, not its layer"
+    "`UserError` where decoding would pass by an adapter: it takes the matrix of kv_up, not the layer"
     for m in model.modules():
         if isinstance(m, MLA) and not isinstance(m.kv_up, (nn.Linear, BitLinear, PackedLinear)):
             raise UserError(
@@ -160,7 +160,7 @@ class _CausalLM:
         return GenerationCache(new.layers, new.padding)
 
     def _loss_and_logits(self, input_ids, seq_idx, labels, num_items):
-        "The loss, with what layers add to it; logits only where nothing is trained, as evaluation wants them"
+        "The loss, with what layers add to it; logits too where nothing is trained, as evaluation wants them"
         _check_trainable(self)
         with collect_aux_losses() as aux_losses: hidden = self.model.hidden(input_ids, seq_idx)
         loss = causal_lm_loss(self.model, hidden, labels, num_items)
