@@ -35,7 +35,7 @@ def _check_message_text(
         raise UserError(f'The message is of type {type(text).__name__}: give text (str).')
     if not text.strip(): raise UserError('The message is empty: write something.')
     if text.encode('utf-8', 'ignore').decode() != text:
-        raise UserError('The message holds half of a surrogate pair: give ordinary characters.')
+        raise UserError('The message holds what is no UTF-8 text: give ordinary characters.')
 
 
 def _make_turn(
