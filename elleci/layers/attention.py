@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from ..core import UserError, compute_dtype
 from ..documents import document_ids
+from ..kernels.document_attention import document_attention
 
 # %% ../../nbs/30_attention.ipynb #994defba
 def _pad_heads(
@@ -63,13 +64,16 @@ def attention(
             f'{Tq} queries were given for {T} keys: give at least as many keys, '
             'the queries are their last positions.'
         )
-    if seq_idx is not None and seq_idx.shape != (B, T):
+    if seq_idx is not None and (seq_idx.shape != (B, T) or seq_idx.is_floating_point()):
         raise UserError(
-            f'seq_idx has shape {tuple(seq_idx.shape)}: give one document number per key, ({B}, {T}).'
+            f'seq_idx is {seq_idx.dtype} of shape {tuple(seq_idx.shape)}: '
+            f'give one document number per key, integers of shape ({B}, {T}).'
         )
-    mask = _attention_mask(seq_idx, Tq, T, q.device)
-    q, k, v = (_pad_heads(t, max(P, Pv)).transpose(1, 2) for t in (q, k, v))
+    q, k, v = (_pad_heads(t, max(P, Pv)) for t in (q, k, v))
     scale = P**-.5 if scale is None else scale
+    if seq_idx is not None and Tq == T: return document_attention(q, k, v, seq_idx, scale)[..., :Pv]
+    mask = _attention_mask(seq_idx, Tq, T, q.device)
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     is_causal = mask is None and Tq == T
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale)
     return out.transpose(1, 2)[..., :Pv]

@@ -159,7 +159,7 @@ class MLA(nn.Module):
     "Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, §2.1): causal within each document"
     def __init__(self,
         cfg:ModelConfig,  # its widths: d_model, n_attn_heads, the head dims, kv_lora_rank; and rope_theta
-        linear=nn.Linear, # class of the four projections; with `input_operand`, generation is exact for it too
+        linear=nn.Linear, # class of the four projections; with `input_operand`, generation is exact too
     ):
         super().__init__()
         self.cfg = cfg
