@@ -18,14 +18,15 @@ from .layers.ffn import cache_ternary_weights
 from .model import Elleci
 from .data.tokenizer import BOS, EOT, IM_END, IM_START, PAD, decode, encode_chat, encode_text
 
-# %% ../nbs/75_generate.ipynb #9c0be28b
+# %% ../nbs/75_generate.ipynb #ffcea1b7
 MAX_LENGTH = 2**17   # tokens of a text, prompt and continuation
 MaxTokens = Annotated[int, Range(1, MAX_LENGTH)]
 Temperature = Annotated[float, Range(0., 1000.)]
 TopP = Annotated[float, Range(.001, 1.)]
 RepetitionPenalty = Annotated[float, Range(.01, 100.)]
+GREEDY_BELOW = 1e-4   # a lower temperature leaves only the likeliest token a chance
 
-# %% ../nbs/75_generate.ipynb #c68b59c6
+
 def _check_number(
     name:str, # of a setting
     kind,     # its annotation, with a range
@@ -91,9 +92,6 @@ def penalize_repetition(
     "Divide the logits of what was seen, multiply them where they are negative (arXiv 1909.05858, §4.1)"
     return torch.where(seen, torch.where(logits > 0, logits/penalty, logits*penalty), logits)
 
-# %% ../nbs/75_generate.ipynb #e729bbe0
-GREEDY_BELOW = 1e-4   # a lower temperature leaves only the likeliest token a chance
-
 # %% ../nbs/75_generate.ipynb #bd7e11db
 def next_token_candidates(
     logits:Tensor, # (V,) fp32, on the CPU
@@ -137,11 +135,11 @@ def sample_token(
     if len(ids) == 1: return int(ids[0])
     return int(ids[torch.multinomial(probabilities, 1, generator=generator)])
 
-# %% ../nbs/75_generate.ipynb #2a962fad
+# %% ../nbs/75_generate.ipynb #260072b8
 # Tokens of a prompt that are read at once: from its beginning, and behind others.
 PREFILL_FIRST, PREFILL_NEXT = 2048, 256
 
-# %% ../nbs/75_generate.ipynb #6e1bd6e8
+
 def _prefill(
     model,
     prompts:list, # ids of each row, one or more
@@ -231,7 +229,7 @@ def _check_length(
             f'give at most {MAX_LENGTH:,} together.'
         )
 
-# %% ../nbs/75_generate.ipynb #5493a115
+
 def _check_prompts(
     model,
     prompts,    # of `generate_ids`
@@ -391,7 +389,7 @@ def _stream_rows(
     for row, text in enumerate(texts):
         if piece := text.finish(): yield row, piece
 
-# %% ../nbs/75_generate.ipynb #c0811cbb
+
 def _prompt_ids(
     tok,        # tokenizers.Tokenizer
     prompt:str,
