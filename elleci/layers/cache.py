@@ -40,6 +40,7 @@ class LayerCache:
         self.entries = dict(entries or {})
         self.grows = grows
         self.length = 0         # tokens read, padding included
+        self.from_weights = None # what `derived` keeps
         self.share(None, {})
 
     def share(self, padding, shared):
@@ -53,7 +54,13 @@ class LayerCache:
         return {**self.states, **self.entries}
 
     @property
-    def batch(self): return len(next(iter(self.tensors().values())))
+    def batch(self):
+        "Rows"
+        tensors = self.states or self.entries
+        return len(next(iter(tensors.values())))
+
+    @property
+    def device(self): return next(iter(self.tensors().values())).device
 
     @property
     def room(self):
@@ -114,6 +121,16 @@ class LayerCache:
             self.shared['call'] = call
         if name not in self.shared: self.shared[name] = compute()
         return self.shared[name]
+
+    def derived(self,
+        module:torch.nn.Module, # whose weights it is made from
+        compute, # a function without arguments
+    ):
+        "compute(), kept until a weight of the module changes"
+        version = [(w.data_ptr(), None if w.is_inference() else w._version) for w in module.parameters()]
+        if self.from_weights is None or self.from_weights[0] != version:
+            self.from_weights = version, compute()
+        return self.from_weights[1]
 
     def is_padding(self,
         T:int,  # tokens of this call
@@ -188,7 +205,9 @@ class Cache:
     ):
         self.layers = list(layers)
         self.shared = {}
-        if padding is not None: _check_padding(padding, self.layers[0].batch)
+        if padding is not None:
+            _check_padding(padding, self.layers[0].batch)
+            padding = padding.to(self.layers[0].device)
         self._set_padding(padding)
 
     def _set_padding(self, padding):
@@ -237,8 +256,7 @@ class Cache:
         rows, # list, or int64 tensor (n,): indices of rows; a row may be taken more than once
     ):
         "Keep these rows, in this order, as beam search and finished texts want it; `UserError` for others"
-        device = next(iter(self.layers[0].tensors().values())).device
-        rows = torch.as_tensor(rows, dtype=torch.int64, device=device)
+        rows = torch.as_tensor(rows, dtype=torch.int64, device=self.layers[0].device)
         if rows.ndim != 1 or not len(rows) or int(rows.min()) < 0 or int(rows.max()) >= self.batch:
             raise UserError(f'rows is {rows.tolist()}: give a list of numbers from 0 to {self.batch - 1}.')
         for layer in self.layers: layer.select(rows)

@@ -42,7 +42,7 @@ from ..planning.account import Account, downsample_max
 NUMERIC_FIELDS = frozenset('''
     time loss aux_loss val_loss val_bpb average_loss average_bpb grad_norm lr seconds data_wait_seconds
     tokens tokens_per_s batch_size seq_len eta_s mfu joules memory_bytes peak_bytes ternary_zero
-    ternary_flipped loss_scale
+    ternary_flipped loss_scale router_share
     '''.split())
 # Fields whose names begin like this are numbers, too.
 NUMERIC_PREFIXES = (
@@ -549,6 +549,7 @@ TRACKER_NAMES = dict(
     ternary_zero='ternary/zero',
     ternary_flipped='ternary/flipped',
     loss_scale='gradient/loss scale',
+    router_share='router/share of the free passes',
 )
 
 # %% ../../nbs/68_telemetry.ipynb #05582d9c
