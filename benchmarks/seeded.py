@@ -96,8 +96,10 @@ def known_then(
     now,    # the same, now
 ):
     "The account without the settings that are newer than the file"
-    train = {key: value for key, value in now.get('train', {}).items() if key in before['train']}
-    return now | dict(train=train)
+    return now | {
+        part: {key: value for key, value in now.get(part, {}).items() if key in before[part]}
+        for part in ('model', 'train')
+    }
 
 
 def differences(old, new, path=''):

@@ -187,12 +187,13 @@ def measured_machine(
 def _linears(
     model:ModelConfig,
 )->list: # for each block, {name: numbers}
-    "The matrices of the linear layers"
+    "The matrices of the linear layers, as often as a token may be multiplied with them (a router decides)"
     blocks = [{} for _ in range(model.n_layers)]
     for name, shape in parameter_shapes(model).items():
         if name.startswith('blocks.') and name.endswith('.weight') and len(shape) == 2:
             _, i, name_in_block = name.split('.', 2)
-            blocks[int(i)][name_in_block] = math.prod(shape)
+            n_passes = model.ffn_passes if name_in_block.startswith('ffn.') else 1
+            blocks[int(i)][name_in_block] = n_passes*math.prod(shape)
     return blocks
 
 # %% ../../nbs/63_step_time.ipynb #b5986a17
@@ -217,7 +218,7 @@ def _mixer_flops(
     windows = math.ceil(math.log2(min(model.chunk_size, T))) + 1
     return 'scan', one_window*windows, one_window*(windows + 1)
 
-# %% ../../nbs/63_step_time.ipynb #819549b8
+# %% ../../nbs/63_step_time.ipynb #c6d33204
 def _recompute_flops(
     model:ModelConfig,
     train:TrainConfig,
@@ -228,8 +229,11 @@ def _recompute_flops(
     part, forward, _ = _mixer_flops(model, mixer, train.batch_size, train.seq_len)
     if train.engine == 'grad_accum' and train.checkpointing == 'none': return {}
     if train.checkpointing == 'selective': return {part: forward} if mixer == 'E' else {}
-    stops_early = train.engine == 'grad_accum' and not model.ternary
-    not_again = linears['ffn.down.weight'] if stops_early else 0
+    # What a router decides is multiplied with the result of the last product.
+    stops_early = train.engine == 'grad_accum' and not model.ternary and model.router == 'none'
+    # The block's last matrix: that of the feed-forward part, or of the mixer where there is none.
+    last_matrix = list(linears.values())[-1]
+    not_again = last_matrix if stops_early else 0
     return {'linears': 2*(sum(linears.values()) - not_again), part: forward}
 
 # %% ../../nbs/63_step_time.ipynb #90ff42f3

@@ -17,6 +17,7 @@ from ..config import Config
 from ..core import UserError, seed_everything
 from ..data.loader import Mixture, make_loader
 from ..engine.layer_major import make_engine, make_model
+from ..layers.router import collect_routes, route_share
 from ..data.tokenizer import HEX_DIGITS, SPECIAL_TOKENS, CharTokenizer
 from ..documents import IGNORE_INDEX
 from ..optim.optimizers import make_optimizer
@@ -275,7 +276,9 @@ class TrainingLoop:
         # Where memory has run out before, validation takes fewer rows at a time, too.
         batch_size = max(1, self.train.batch_size//self.stepper.microbatch_splits)
         run = self.run
-        metrics = validate(self.engine, run.val_sources, batch_size, self.train.val_rows, run.token_bytes)
+        with collect_routes() as routes:
+            metrics = validate(self.engine, run.val_sources, batch_size, self.train.val_rows, run.token_bytes)
+        if routes: metrics['router_share'] = route_share(routes, run.config.model)
         run.val_losses.append(metrics['val_loss'])
         self.log(step=step, **metrics, **self.ternary_stats(), **run.callbacks.sample_text())
 
