@@ -26,7 +26,7 @@ def dequantized_activations(
     x_int, scale = quantize_activations(x)
     return (x_int*scale).to(x.dtype)
 
-# %% ../../nbs/42_ffn.ipynb #837ebfb0
+# %% ../../nbs/42_ffn.ipynb #d1e210c8
 class BitLinear(nn.Module):
     """Linear layer with ternary weights and int8 activations, trained straight-through
 
@@ -69,7 +69,11 @@ class BitLinear(nn.Module):
         x:Tensor, # (…, d_in)
     )->tuple: # x̂ (…, d_in) and Ŵ (d_out, d_in)
         "The dequantised matrices whose product x̂ @ Ŵ.T is the output"
-        return ternary_operands(x, self.weight)
+        kept = None if torch.is_grad_enabled() else self._cached_ternary_weight()
+        if kept is None: return ternary_operands(x, self.weight)
+        x_int, sx = quantize_activations(x)
+        w_int, sw = kept
+        return (x_int*sx).to(x.dtype), (w_int*sw).to(self.weight.dtype)
 
     def input_operand(self, x):
         "The first of `operands`"

@@ -121,7 +121,7 @@ def _decode_attention(
     operands = [t.to(dtype) for t in (q_nope, q_rope, latent, k_rope, w_uk, w_uv)]
     return _absorbed_attention(*operands, score_scale(m.cfg), visible).to(q_nope.dtype)
 
-# %% ../../nbs/31_mla.ipynb #c5d07e21
+# %% ../../nbs/31_mla.ipynb #b18c0343
 def _cached_attention(
     m:nn.Module,   # an `MLA`
     q_nope:Tensor, # (B, T, H, nope)
@@ -141,6 +141,7 @@ def _cached_attention(
         return _expanded_attention(m, q_nope, q_rope, latent, k_rope, documents)
     all_latents, all_k_rope = (kept[name].to(latent.dtype) for name in ('latent', 'k_rope'))
     return _decode_attention(m, q_nope, q_rope, all_latents, all_k_rope, cache, visible)
+
 
 # %% ../../nbs/31_mla.ipynb #52c08470
 class TokenGate(nn.Embedding):
