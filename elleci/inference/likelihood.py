@@ -108,7 +108,7 @@ def _check_row(row, vocab_size):
     "Raise `UserError` for a row that cannot be scored"
     ids, scored = row
     if len(ids) < 2:
-        raise UserError(f'A text has {len(ids)} tokens: give two or more, the first of which is not predicted.')
+        raise UserError(f'A text has {len(ids)} tokens: give two or more, as the first is not predicted.')
     if not len(scored) or scored.min() < 1 or scored.max() >= len(ids):
         raise UserError(f'The scored positions of a row are not from 1 to {len(ids) - 1}: give at least one.')
     if ids.min() < 0 or ids.max() >= vocab_size:

@@ -8,7 +8,7 @@ __all__ = ['KEY_TOKENS', 'VALUE_TOKENS', 'LANGUAGES', 'copy_row', 'recall_row', 
            'written_candidates', 'score_cloze']
 
 # %% ../../nbs/77_copy_and_recall.ipynb #c11f7c46
-import json, math
+import math
 from dataclasses import dataclass
 import numpy as np
 import torch
@@ -37,7 +37,8 @@ def recall_row(
 )->Row:
     "Keys with their values, then the same keys in another order: what stood behind each?"
     keys, values = np.array_split(np.asarray(pool), 2)
-    if pairs > len(keys): raise UserError(f'{pairs} pairs need as many keys, and the pool has {len(keys)}.')
+    if pairs > len(keys):
+        raise UserError(f'{pairs} pairs need as many keys, and the pool has {len(keys)}: ask for fewer.')
     shown = np.stack([rng.choice(keys, pairs, replace=False), rng.choice(values, pairs)], 1)
     asked = shown[rng.permutation(pairs)]
     return Row(np.concatenate([[BOS], shown.ravel(), asked.ravel()]), np.arange(2*pairs + 2, 4*pairs + 1, 2))
@@ -66,8 +67,8 @@ def text_tokens(
 )->np.ndarray: # ids, in ascending order
     "The tokens that text consists of"
     no_text = (*SPECIAL_TOKENS, *HEX_DIGITS)
-    names = tok.get_vocab().items()
-    return np.array(sorted(i for name, i in names if name not in no_text and not name.startswith('<|unused_')))
+    def is_text(name): return name not in no_text and not name.startswith('<|unused_')
+    return np.array(sorted(i for name, i in tok.get_vocab().items() if is_text(name)))
 
 # %% ../../nbs/77_copy_and_recall.ipynb #dd38831e
 @dataclass(frozen=True)
@@ -175,7 +176,8 @@ def continuation_row(
 )->Row:
     "A context and its continuation, tokenised together"
     alone, ids = encode_text(tok, context), encode_text(tok, context + continuation)
-    if not continuation: raise UserError('The continuation is empty, so there is nothing to score: give some text.')
+    if not continuation:
+        raise UserError('The continuation is empty, so there is nothing to score: give some text.')
     # A token may reach across the border: then it belongs to the continuation.
     same = 0
     while same < min(len(alone), len(ids) - 1) and alone[same] == ids[same]: same += 1
