@@ -146,7 +146,7 @@ class Chat:
         "The tokens of a reply, through the cache if it holds the beginning of `ids`"
         if self.cache is None or self.cached_ids != ids[:len(self.cached_ids)]:
             self.cached_ids = []
-            self.cache = self.model.new_cache(1)
+            self.cache = self.model.new_cache(1, self.context)
         settings = (self.max_tokens, self.sampling, (EOT, IM_END), self.suppressed)
         finished = set()
         for tokens in token_steps(self.model, [ids], *settings, finished, self.cache):
