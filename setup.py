@@ -6,8 +6,9 @@ from setuptools import find_packages, setup
 ini = ConfigParser(delimiters=['='])
 ini.read(Path(__file__).parent/'settings.ini', encoding='utf-8')
 cfg = ini['DEFAULT']
-extras = {k: cfg[f'{k}_requirements'].split() for k in ('notebook', 'gpu', 'data', 'track', 'hub', 'evaluate', 'dev')}
-for k in ('notebook', 'data', 'track', 'hub', 'evaluate'): extras['dev'] += extras[k]
+DEVELOPERS_NEED = 'notebook', 'data', 'track', 'hub', 'evaluate'
+extras = {k: cfg[f'{k}_requirements'].split() for k in (*DEVELOPERS_NEED, 'gpu', 'dev')}
+for k in DEVELOPERS_NEED: extras['dev'] += extras[k]
 
 setup(
     name=cfg['lib_name'],
@@ -23,11 +24,11 @@ setup(
     python_requires=f">={cfg['min_python']}",
     install_requires=cfg['requirements'].split(),
     extras_require=extras,
-    # What stands in data/ (corpus, presets, recipes, cards) travels inside the package, as elleci/resources,
-    # so that elleci_train works anywhere; `elleci.files.installed_file` finds it in both places.
+    # What stands in data/ (corpus, cloze, presets, recipes, cards) travels inside the package, as
+    # elleci/resources, so that elleci_train works anywhere; `elleci.files.installed_file` finds it there too.
     packages=find_packages(include=['elleci', 'elleci.*']) + ['elleci.resources'],
     package_dir={'elleci.resources': 'data'},
-    package_data={'elleci.resources': ['*.toml', '*/*.toml', 'corpus/*.jsonl', 'corpus/*/*.txt']},
+    package_data={'elleci.resources': ['*.toml', '*/*.toml', '*/*.jsonl', 'corpus/*/*.txt']},
     include_package_data=False,
     entry_points={'console_scripts': cfg['console_scripts'].split(), 'nbdev': ['elleci=elleci._modidx:d']},
     # `pip install -e .` puts this folder on Python's path (mode compat). Otherwise setuptools would

@@ -371,6 +371,15 @@ def _ignore_signals(*signals):
     for s in signals: signal.signal(s, signal.SIG_IGN)
 
 
+def _call_arguments(
+    f,    # as for `run_command`
+    argv, # as for `run_command`
+)->dict: # name: value
+    "The flags of a command line, and `print` for a parameter of the name `show`"
+    shows = {'show': print} if 'show' in inspect.signature(f).parameters else {}
+    return read_arguments(f, argv) | shows
+
+
 def _run_and_report(
     f,    # as for `run_command`
     argv, # as for `run_command`
@@ -378,7 +387,7 @@ def _run_and_report(
     "Call `f`, and say in one line why it did not come to its end"
     report = functools.partial(print, f'{f.__name__}:', file=sys.stderr)
     try:
-        with plain_warnings(f.__name__): f(**read_arguments(f, argv))
+        with plain_warnings(f.__name__): f(**_call_arguments(f, argv))
         if sys.stdout is not None: sys.stdout.flush()
     except KeyboardInterrupt as e:
         if argv is None: _ignore_signals(signal.SIGINT)

@@ -17,7 +17,7 @@ from .toml import as_tuples, check_keys, comments_by_name, errors_of, installed_
 from .toml import parse_seq_len_schedule, parse_value, read_mix, read_recipe, read_sources, read_toml
 from .toml import refuse_unless as _check, resolve_path, shown, to_toml, toml_line
 
-# %% ../nbs/02_config.ipynb #8217663f
+# %% ../nbs/02_config.ipynb #2e76c6a7
 @dataclass(frozen=True)
 class ModelConfig:
     "What is chosen about a model; defaults are recipe A, the 1.5B hybrid"
@@ -37,8 +37,13 @@ class ModelConfig:
     v_head_dim:int = 128          # a value head
     kv_lora_rank:int = 128        # latent numbers cached per token
     rope_theta:float = 100_000.   # RoPE base
+    # For rows longer than the model was trained on, see `30_rope_scaling`: 'none', 'linear' or 'yarn'
+    rope_scaling:str = 'none'
+    rope_factor:float = 1.        # how many times longer; 1 without scaling
+    rope_original_len:int = 0     # 'yarn': tokens of the rows that the model was trained on
+    embedding_gate:bool = False   # each token id scales the latent of an MLA layer, see `31_mla`
     n_eigenstates:int = 128       # K, decaying oscillators of an eigenstate layer
-    d_ff:int = 5632               # SwiGLU width
+    d_ff:int = 5632               # SwiGLU width; 0: blocks without a feed-forward part
     ternary:bool = True           # BitNet b1.58 linears; False: ordinary ones
     tie_embeddings:bool = False   # one matrix for embedding and head
     # Which tokens go through the feed-forward part: 'none' decides nothing, all do, once; 'skip': some do
@@ -100,15 +105,53 @@ def _matrix_numbers(
         'A': D*(heads*(query + c.v_head_dim) + latent) + latent*heads*(c.qk_nope_head_dim + c.v_head_dim),
         'E': 6*D*c.n_eigenstates,
     }
+    if c.embedding_gate: mixers['A'] += c.vocab_size*latent
     return sum(mixers[m] for m in c.mixers) + 3*c.n_layers*D*c.d_ff + 2*c.vocab_size*D
 
-# %% ../nbs/02_config.ipynb #a3a7d6bd
+# %% ../nbs/02_config.ipynb #9a77ad64
 # What a setting of the model must be below, where it is not a million.
 UPPER_LIMITS = dict(n_layers=10**3, vocab_size=10**8, d_conv=9)
+# Whole numbers of which 0 means that there is none.
+MAY_BE_ZERO = ('d_ff', 'rope_original_len')
 # Parameters of a model: no machine holds more, and none should be asked to try.
 MAX_PARAMETERS = 10**12
 
-# %% ../nbs/02_config.ipynb #c3b7a41e
+# %% ../nbs/02_config.ipynb #b5182f80
+ROPE_SCALINGS = ('none', 'linear', 'yarn')
+
+
+def _check_rope(
+    c:ModelConfig,
+):
+    "Refuse angles that cannot be computed, and settings of a RoPE scaling that is not chosen"
+    _check(c.rope_theta >= 1, f'rope_theta is {c.rope_theta}: give a number of 1 or more.')
+    _check(
+        c.qk_rope_head_dim % 2 == 0,
+        f'qk_rope_head_dim is {c.qk_rope_head_dim}: RoPE turns pairs, give an even number.',
+    )
+    _check(
+        c.rope_scaling in ROPE_SCALINGS,
+        f"rope_scaling is {shown(c.rope_scaling)}: use 'none', 'linear' or 'yarn'.",
+    )
+    _check(c.rope_factor >= 1, f'rope_factor is {c.rope_factor}: give a number of 1 or more.')
+    _check(
+        c.rope_scaling != 'none' or c.rope_factor == 1,
+        f"rope_factor is {c.rope_factor} and rope_scaling 'none': set rope_scaling to 'linear' or 'yarn', "
+        'or leave rope_factor out.',
+    )
+    _check(
+        c.rope_scaling == 'yarn' or c.rope_original_len == 0,
+        f"rope_original_len is {c.rope_original_len} and rope_scaling {c.rope_scaling!r}: "
+        "only 'yarn' reads it; leave it out.",
+    )
+    if c.rope_scaling != 'yarn': return
+    _check(
+        c.rope_original_len > 0,
+        "rope_original_len is 0 and rope_scaling 'yarn': give the seq_len that the model was trained with.",
+    )
+    _check(c.rope_theta > 1, f"rope_theta is {c.rope_theta} and rope_scaling 'yarn': give a number above 1.")
+
+# %% ../nbs/02_config.ipynb #a08774f1
 ROUTERS = ('none', 'skip', 'think')
 
 
@@ -118,6 +161,10 @@ def _check_router(
     "Refuse a router that could not route"
     _check(c.router in ROUTERS, f"router is {c.router!r}: use 'none', 'skip' or 'think'.")
     _check(
+        c.router == 'none' or c.d_ff > 0,
+        f"router is {c.router!r} and d_ff 0: it skips feed-forward parts, give d_ff or router = 'none'.",
+    )
+    _check(
         0 < c.router_share < 1,
         f'router_share is {c.router_share}: give a fraction of the tokens, above 0 and below 1.',
     )
@@ -126,7 +173,7 @@ def _check_router(
         f"router_max_passes is {c.router_max_passes}: give 2 to 16, or router = 'skip' for at most one pass.",
     )
 
-# %% ../nbs/02_config.ipynb #5ad61402
+# %% ../nbs/02_config.ipynb #65cad7da
 def _check_model(
     c:ModelConfig,
 ):
@@ -135,8 +182,12 @@ def _check_model(
     for name, value in dataclasses.asdict(c).items():
         limit = UPPER_LIMITS.get(name, 10**6)
         if type(value) is int:
-            _check(0 < value < limit, f'{name} is {value}: give a positive whole number, below {limit:,}.')
-    _check(c.rope_theta >= 1, f'rope_theta is {c.rope_theta}: give a number of 1 or more.')
+            is_zero = value == 0 and name in MAY_BE_ZERO
+            _check(
+                0 < value < limit or is_zero,
+                f'{name} is {value}: give a positive whole number, below {limit:,}.',
+            )
+    _check_rope(c)
     rounded_up = math.ceil(c.vocab_size/128)*128
     _check(
         c.vocab_size == rounded_up,
@@ -154,10 +205,6 @@ def _check_model(
     _check(
         c.n_ssm_heads % c.ngroups == 0,
         f'{c.n_ssm_heads} SSM heads cannot be split into ngroups = {c.ngroups}: give a divisor.',
-    )
-    _check(
-        c.qk_rope_head_dim % 2 == 0,
-        f'qk_rope_head_dim is {c.qk_rope_head_dim}: RoPE turns pairs, give an even number.',
     )
     _check_router(c)
     numbers = _matrix_numbers(c)

@@ -6,7 +6,8 @@
 __all__ = ['SPECIAL_TOKENS', 'PAD', 'BOS', 'EOT', 'IM_START', 'IM_END', 'MAX_WORD_LENGTH', 'VocabSize', 'HEX_DIGITS',
            'CHAR_FORMAT', 'ROLES', 'TOKENIZERS', 'round_vocab', 'train_tokenizer', 'num_used_entries', 'byte_tokenizer',
            'CharTokenizer', 'train_char_tokenizer', 'chunk_text', 'text_chunk_length', 'encode_text', 'decode',
-           'chatml', 'encode_chat', 'encode_document', 'save_tokenizer', 'load_tokenizer', 'bytes_per_token']
+           'chatml', 'encode_chat', 'encode_document', 'save_tokenizer', 'tokenizer_from_content', 'load_tokenizer',
+           'bytes_per_token']
 
 # %% ../../nbs/70_tokenizer.ipynb #c85b2a9f
 import dataclasses, json, re
@@ -457,6 +458,20 @@ def _load_char_tokenizer(
     return CharTokenizer(characters, V)
 
 # %% ../../nbs/70_tokenizer.ipynb #ba7043cd
+def tokenizer_from_content(
+    content:dict, # of a tokenizer's file
+    path:str|Path, # of the file, for messages
+    vocab_size:int|None=None, # as for `load_tokenizer`
+): # a `tokenizers.Tokenizer` or `CharTokenizer`
+    "A tokenizer from its file's content; raises `UserError` if that is damaged, not ours, or another model's"
+    if content.get('format') == CHAR_FORMAT: return _load_char_tokenizer(content, path, vocab_size)
+    entries = _read_vocab_and_merges(content, path)
+    _check_vocab_and_merges(entries.vocab, entries.merges, path, vocab_size)
+    tok = _build_tokenizer(entries.vocab, entries.merges)
+    _check_settings(_settings(content), _settings(json.loads(tok.to_str())), path)
+    return tok
+
+
 def load_tokenizer(
     path:str|Path, # what `save_tokenizer` wrote
     vocab_size:int|None=None, # the model's V, to be matched by the tokenizer's entries; None: not checked
@@ -471,12 +486,7 @@ def load_tokenizer(
         ) from None
     except UserError: raise
     except ValueError as e: raise UserError(_DAMAGED.format(path=path, why=str(e)[:200])) from None
-    if content.get('format') == CHAR_FORMAT: return _load_char_tokenizer(content, path, vocab_size)
-    entries = _read_vocab_and_merges(content, path)
-    _check_vocab_and_merges(entries.vocab, entries.merges, path, vocab_size)
-    tok = _build_tokenizer(entries.vocab, entries.merges)
-    _check_settings(_settings(content), _settings(json.loads(tok.to_str())), path)
-    return tok
+    return tokenizer_from_content(content, path, vocab_size)
 
 # %% ../../nbs/70_tokenizer.ipynb #e0c02826
 def bytes_per_token(

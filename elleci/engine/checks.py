@@ -189,12 +189,13 @@ def check_block(
     block:nn.Module, # (x, seq_idx) to (B, T, D)
     x:Tensor,        # (B, T, D) an input
     seq_idx:Tensor,  # (B, T)
+    call=None,       # how to run it, if not as block(x, seq_idx)
 ):
     "Raise `UserError` if a block hands on more than its output, or uses weights that are not its own"
     before = _stored_tensors(block)
     x = x.detach().requires_grad_()
     with torch.enable_grad(), _RNGDetector() as detector:
-        y = block(x, seq_idx)
+        y = (call or block)(x, seq_idx)
     _check_random_numbers(name, block, detector)
     if not isinstance(y, Tensor):
         raise UserError(

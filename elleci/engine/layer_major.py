@@ -19,8 +19,7 @@ from .accumulate import GradAccumStep, autocast, check_labels, count_labels, eva
 from .accumulate import fp32_gradients, nonfinite_grads, step_result, weight_aux_losses
 from .checks import StepRNG, check_block, params_by_unit, units
 from ..layers.ffn import BitLinear, cache_ternary_weights
-from ..model import Elleci, token_loss
-
+from ..model import Elleci, token_loss, with_tokens
 
 # %% ../../nbs/61_layer_major.ipynb #e468582a
 @dataclass(frozen=True)
@@ -118,16 +117,17 @@ class _UnitCompute:
     def autocast(self):
         return autocast(self.device, self.precision)
 
-    def forward(self, unit, m, x, seq_idx):
+    def forward(self, unit, m, x, seq_idx, tokens):
         "The output of a unit below the head for micro-batch m; `x` are tokens for the embedding"
         self.rng.position = self.global_step, m
         module = self.units[unit][0]
         if unit == 'embedding':
             return module(x)
+        block = with_tokens(module, tokens)
         if unit not in self.checked:
-            check_block(unit, module, x, seq_idx)
+            check_block(unit, module, x, seq_idx, block)
             self.checked.add(unit)
-        return module(x, seq_idx)
+        return block(x, seq_idx)
 
     def head_loss_backward(self, h, labels):
         "The loss of a micro-batch; the gradients of the head and of `h` are accumulated"
@@ -141,12 +141,13 @@ class _UnitCompute:
         loss.backward()
         return loss.detach()
 
-    def recompute_and_backward(self, unit, m, x, dy, labels, seq_idx):
+    def recompute_and_backward(self, unit, m, x, dy, micro_batch):
         "The gradient of a block's input for micro-batch m; those of its weights are accumulated"
+        tokens, labels, seq_idx = micro_batch
         x = x.detach().requires_grad_()
         self.rng.position = self.global_step, m
         with self.autocast(), collect_aux_losses() as aux_losses:
-            y = self.units[unit][0](x, seq_idx)
+            y = with_tokens(self.units[unit][0], tokens)(x, seq_idx)
         _backward_from(y, dy, self.weighted(aux_losses, labels))
         return torch.zeros_like(x) if x.grad is None else x.grad
 
@@ -294,7 +295,7 @@ class LayerMajorStep:
 
     def _forward_micro_batch(self, unit, m, tokens, seq_idx):
         x = tokens if unit == 'embedding' else self._activation(self.below[unit], m)
-        y = self.compute.forward(unit, m, x, seq_idx)
+        y = self.compute.forward(unit, m, x, seq_idx, tokens)
         self._keep(unit, m, y, made_by=unit)
 
     def _head(self, micro_batches):
@@ -320,9 +321,9 @@ class LayerMajorStep:
         below = self.below[unit]
         with self.offload.on_device(unit, prefetch=below, states=True):
             with cache_ternary_weights(*self.units[unit]):
-                for m, (_, labels, seq_idx) in enumerate(micro_batches):
+                for m, micro_batch in enumerate(micro_batches):
                     dx = self.compute.recompute_and_backward(
-                        unit, m, self._activation(below, m), self._activation(unit, m), labels, seq_idx
+                        unit, m, self._activation(below, m), self._activation(unit, m), micro_batch
                     )
                     self.activations.drop((unit, m))
                     self._keep(below, m, dx, made_by=unit)
@@ -376,7 +377,7 @@ class LayerMajorStep:
                 elif unit == 'head':
                     total = token_loss(self.model, x, labels)
                 else:
-                    x = self.units[unit][0](x, seq_idx)
+                    x = with_tokens(self.units[unit][0], tokens)(x, seq_idx)
         return total
 
 # %% ../../nbs/61_layer_major.ipynb #40a9cf0d

@@ -6,10 +6,11 @@
 __all__ = ['elleci_pack', 'pack_command', 'elleci_generate', 'generate_command']
 
 # %% ../../nbs/77_use_a_run.ipynb #c087fe3b
-import os
+import os, sys
+from collections.abc import Callable
 from pathlib import Path
 import torch
-from ..core import Seed, UserError, atomic_write, validate_ranges, fmt_bytes
+from ..core import Fraction, NonNegativeInt, Seed, UserError, atomic_write, fmt_bytes
 from ..command_line import run_command
 from ..files import read_limited
 from ..config import config_to_json
@@ -18,7 +19,8 @@ from ..data.tokenizer import save_tokenizer
 from ..data.shards import tokenizer_fingerprint
 from ..training.checkpoint import MODEL_FILE, checkpoints, model_folder, save_weights
 from ..training.watchdog import all_finite
-from ..generation import MaxTokens, generate
+from ..generation import MaxTokens, RepetitionPenalty, Sampling, Temperature, TopP, check_stop
+from ..generation import generate, stream as stream_text
 from ..training.load import load_run
 
 # %% ../../nbs/77_use_a_run.ipynb #81fb860e
@@ -84,6 +86,7 @@ def elleci_pack(
     #: From and to: elleci_pack --run runs/elleci-tiny --out elleci-tiny-packed
     run:str, # the run's folder
     out:str, # a new folder
+    show:Callable|None=None, # `print`, or what takes a line in its place; None: nothing is shown
 )->int: # bytes of the weights' file
     "Write a trained model for use: ternary weights in two bits each, configuration and tokenizer beside them"
     for name, folder in (('run', run), ('out', out)):
@@ -100,10 +103,11 @@ def elleci_pack(
     save_tokenizer(tok, out_folder/'tokenizer.json')
     save_weights(out_folder, model, packed='2 bits', tokenizer=tokenizer_fingerprint(tok))
     size = (out_folder/MODEL_FILE).stat().st_size
-    print(
-        f'{out_folder/MODEL_FILE}: {fmt_bytes(size)}, of which {fmt_bytes(ternary_bytes)} are ternary '
-        f'weights; before: {fmt_bytes(size_before)}'
-    )
+    if show:
+        show(
+            f'{out_folder/MODEL_FILE}: {fmt_bytes(size)}, of which {fmt_bytes(ternary_bytes)} are ternary '
+            f'weights; before: {fmt_bytes(size_before)}'
+        )
     return size
 
 # %% ../../nbs/77_use_a_run.ipynb #6b18a3d4
@@ -112,19 +116,60 @@ def pack_command():
     return run_command(elleci_pack)
 
 # %% ../../nbs/77_use_a_run.ipynb #b98d4e3d
-@validate_ranges
-def elleci_generate(
-    #: The text: elleci_generate --run runs/elleci-tiny --prompt 'La memoria' --max-tokens 60
-    run:str='runs/elleci-tiny', # the run's folder
-    prompt:str='',       # text to continue
-    max_tokens:MaxTokens=100, # stop after this many
-    seed:Seed=0,         # the same seed, the same text
-)->str: # the text, which is also printed
-    "Continue a text with a trained model"
-    _, tok, model = load_run(run)
-    text = generate(model, tok, prompt, max_tokens, seed=seed)
-    print(text)
+def _show_stream(
+    pieces, # iterator over text
+    show,   # `print`, or what takes its place
+)->str: # all of it
+    "Show a text as it grows, and return it"
+    text = ''
+    try:
+        for piece in pieces:
+            text += piece
+            show(piece, end='', flush=True)
+    except KeyboardInterrupt:
+        # What is said of the interruption begins a line.
+        show()
+        raise
+    show()
     return text
+
+# %% ../../nbs/77_use_a_run.ipynb #7f7f4403
+def elleci_generate(
+    #: The text: elleci_generate --run runs/elleci-tiny --prompt 'La memoria' 'Once' --max-tokens 60
+    run:str='runs/elleci-tiny', # the run's folder
+    prompt:list|None=None,    # texts to continue, each in quotes; several are continued at once
+    max_tokens:MaxTokens=100, # stop after this many tokens
+    stop:list|None=None,      # texts, before the first of which the continuation ends
+    #: The choice of a token: elleci_generate --run runs/elleci-tiny --temperature 0.9 --top-p 0.9 --seed 7
+    temperature:Temperature=.4, # below 1 the likely becomes likelier; 0 takes the likeliest, always
+    top_k:NonNegativeInt=50, # choose among this many likeliest; 0: among all
+    top_p:TopP=1.,           # choose among the fewest with this probability together
+    min_p:Fraction=0.,       # choose among those with this share of the likeliest one's probability
+    repetition_penalty:RepetitionPenalty=1., # above 1: what the text holds already becomes less likely
+    seed:Seed=0,             # the same seed, the same text
+    #: On the screen: elleci_generate --run runs/elleci-tiny --prompt 'La memoria' --stream | tee story.txt
+    stream:bool=False, # print the text as it grows, as on a terminal
+    show:Callable|None=None, # `print`, or what takes its place; None: nothing is shown
+)->str|list: # the text, prompt and continuation; a list of texts for several prompts
+    "Continue a text with a trained model, or several texts at once"
+    prompts = [prompt] if isinstance(prompt, str) else list(prompt or [''])
+    settings = dict(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+    )
+    # A mistake shows before the model is loaded.
+    Sampling(**settings)
+    settings |= dict(max_tokens=max_tokens, stop=check_stop(stop or ()))
+    _, tok, model = load_run(run)
+    if len(prompts) == 1 and show and (stream or sys.stdout.isatty()):
+        return _show_stream(stream_text(model, tok, prompts[0], **settings), show)
+    texts = generate(model, tok, prompts, **settings)
+    if show: show('\n\n'.join(texts))
+    return texts[0] if len(texts) == 1 else texts
 
 # %% ../../nbs/77_use_a_run.ipynb #43388554
 def generate_command():

@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from ..core import UserError, compute_dtype
 from ..documents import document_ids
 from ..config import ModelConfig
-from .mamba2 import check_cache
+from .cache import LayerCache
 from .norm import KeepsFp32, project
 
 # %% ../../nbs/23_eigenstate.ipynb #716d63e5
@@ -198,13 +198,14 @@ class _RecomputeInBackward(torch.autograd.Function):
 def _states(cache, u, log_rate, log_freq, chunk_size, seq_idx):
     "The states over u (B, T, K, 2); with a cache, from its state to its state"
     if cache is None: return eigenstate_scan(u, log_rate, log_freq, None, seq_idx, chunk_size)
-    check_cache(cache, u, seq_idx)
-    state = cache['state']
+    cache.check(u, seq_idx)
+    u, state = cache.mask(u), cache.states['state']
     if u.shape[1] == 1:
         h = eigenstate_step(state, u[:, 0], log_rate, log_freq)[:, None]
     else:
         h = eigenstate_scan(u, log_rate, log_freq, state, None, chunk_size)
-    cache['state'] = h[:, -1].detach().to(state.dtype, copy=True)
+    cache.put('state', h[:, -1].clone())
+    cache.advance(u.shape[1])
     return h.to(compute_dtype(u))
 
 # %% ../../nbs/23_eigenstate.ipynb #92ae4bd3
@@ -237,7 +238,7 @@ class Eigenstate(KeepsFp32):
     def forward(self,
         x:Tensor, # (B, T, D)
         seq_idx:Tensor|None=None, # (B, T) integers; a new document starts where they change
-        cache:dict|None=None, # from `new_cache`: continue from it and update it in place
+        cache:LayerCache|None=None, # from `new_cache`: continue from it and update it in place
         norm:nn.Module|None=None, # an `RMSNorm` in front, see `project`
     )->Tensor: # (B, T, D)
         u, z = project(x, norm, self.in_proj)[0].chunk(2, -1)
@@ -248,4 +249,5 @@ class Eigenstate(KeepsFp32):
     def new_cache(self, batch, max_len=None, dtype=None, device=None):
         "An empty cache: the state, in float64 whatever dtype says; its size does not depend on max_len"
         shape = (batch, self.cfg.n_eigenstates, 2)
-        return dict(state=torch.zeros(shape, dtype=torch.float64, device=device or self.D.device))
+        state = torch.zeros(shape, dtype=torch.float64, device=device or self.D.device)
+        return LayerCache(dict(state=state))

@@ -164,15 +164,16 @@ def _mixer_shapes(
             'out_proj.weight': (D, c.d_inner),
         }
     heads, r = c.n_attn_heads, c.kv_lora_rank
+    gate = {'token_gate.weight': (c.vocab_size, r)} if c.embedding_gate else {}
     return {
         'q_proj.weight': (heads * (c.qk_nope_head_dim + c.qk_rope_head_dim), D),
         'kv_down.weight': (r + c.qk_rope_head_dim, D),
         'norm.weight': (r,),
         'kv_up.weight': (heads * (c.qk_nope_head_dim + c.v_head_dim), r),
         'o_proj.weight': (D, heads * c.v_head_dim),
-    }
+    } | gate
 
-# %% ../../nbs/10_ledger.ipynb #81f338ef
+# %% ../../nbs/10_ledger.ipynb #5e590511
 def parameter_shapes(
     model:ModelConfig,
 )->dict: # name, as in the model's `named_parameters()`: shape; a tied head is not listed twice
@@ -180,25 +181,28 @@ def parameter_shapes(
     D, V = model.d_model, model.vocab_size
     shapes = {'embedding.weight': (V, D)}
     for i, mixer in enumerate(model.mixers):
-        block = {f'mixer.{k}': s for k, s in _mixer_shapes(model, mixer).items()} | {
-            'mixer_norm.weight': (D,),
-            'ffn_norm.weight': (D,),
-            'ffn.gate_up.weight': (2 * model.d_ff, D),
-            'ffn.down.weight': (D, model.d_ff),
-        }
+        block = {f'mixer.{k}': s for k, s in _mixer_shapes(model, mixer).items()}
+        block['mixer_norm.weight'] = (D,)
+        if model.d_ff:
+            block |= {
+                'ffn_norm.weight': (D,),
+                'ffn.gate_up.weight': (2 * model.d_ff, D),
+                'ffn.down.weight': (D, model.d_ff),
+            }
         if model.router != 'none': block |= {'router.weight': (D,), 'router.bias': (1,)}
         shapes |= {f'blocks.{i}.{k}': s for k, s in block.items()}
     return shapes | {'norm.weight': (D,)} | ({} if model.tie_embeddings else {'head.weight': (V, D)})
 
-# %% ../../nbs/10_ledger.ipynb #5ec52908
+# %% ../../nbs/10_ledger.ipynb #5264ed64
 def parameter_counts(
     model:ModelConfig,
 )->dict: # part: number of parameters; tied matrices count once
     "Parameters by part of the model"
     mixer_names = {'M': 'Mamba-2', 'A': 'MLA', 'E': 'eigenstates'}
     parts = [mixer_names[m] for m in sorted(set(model.mixers), reverse=True)]
-    router = ['router'] if model.router != 'none' else []
-    counts = dict.fromkeys([*parts, 'SwiGLU', *router, 'norms', 'embedding and head'], 0)
+    if model.d_ff: parts.append('SwiGLU')
+    if model.router != 'none': parts.append('router')
+    counts = dict.fromkeys([*parts, 'norms', 'embedding and head'], 0)
     for name, shape in parameter_shapes(model).items():
         if '.mixer.' in name:
             block = int(name.split('.')[1])
@@ -294,7 +298,7 @@ def _swiglu(
     down = _linear(c, s, n, c.d_ff, c.d_model)
     return _prefixed('gate_up', gate_up) | _prefixed('down', down) | {'gate and up': s*n*2*c.d_ff}
 
-# %% ../../nbs/10_ledger.ipynb #f93fe8f3
+# %% ../../nbs/10_ledger.ipynb #0863aac2
 def _mla(
     c:ModelConfig,
     s:int, # bytes of a matmul operand
@@ -314,6 +318,8 @@ def _mla(
     if c.ternary: kv_down['inverse rms'] = 4*n
     # The latent is a view of all that kv_down gives, so the norm keeps that.
     latent = {'input': s*n*(r + rope), 'inverse rms': 4*n}
+    # The norm's input is then the product of the two.
+    if c.embedding_gate: latent |= {'gate': s*n*r, 'gated': s*n*r}
     kv_up = _linear(c, s, n, r, H*(c.qk_nope_head_dim + v))
     # Values narrower than keys are padded; cutting the padding off makes a copy.
     o_proj = _linear(c, s, n, H*v, c.d_model, input_saved_elsewhere=v >= key)
@@ -326,7 +332,6 @@ def _mla(
         | angles
         | _prefixed('latent', latent)
         | _prefixed('kv_up', kv_up)
-        | {'mask': s*B*T*T}
         | attention
         | {'log-sum-exp': 4*n*H}
         | _prefixed('o_proj', o_proj)
@@ -417,7 +422,7 @@ def _router(
         saved |= _prefixed(f'pass {i}', again)
     return saved
 
-# %% ../../nbs/10_ledger.ipynb #842e1acb
+# %% ../../nbs/10_ledger.ipynb #1f6aef12
 def block_activation_bytes(
     model:ModelConfig,
     mixer:str,         # 'M', 'A' or 'E'
@@ -429,17 +434,13 @@ def block_activation_bytes(
     s, B, T = matmul_itemsize(train), train.batch_size, train.seq_len
     norm = _norm(B*T, model.d_model, residual_itemsize(train))
     saved_by_mixer = {'M': _mamba, 'A': _mla, 'E': _eigenstate}[mixer]
-    saved = (
-        _prefixed('mixer_norm', norm)
-        | _prefixed('mixer', saved_by_mixer(model, s, B, T))
-        | _prefixed('ffn_norm', norm)
-        | _prefixed('ffn', _swiglu(model, s, B*T))
-    )
+    saved = _prefixed('mixer_norm', norm) | _prefixed('mixer', saved_by_mixer(model, s, B, T))
+    if model.d_ff: saved |= _prefixed('ffn_norm', norm) | _prefixed('ffn', _swiglu(model, s, B*T))
     if model.router != 'none':
         saved |= _prefixed('router', _router(model, s, residual_itemsize(train), B*T))
     return _without_autocast_copies(saved, train)
 
-# %% ../../nbs/10_ledger.ipynb #92ae8563
+# %% ../../nbs/10_ledger.ipynb #9ea1ce0f
 def _matmul_outputs(
     c:ModelConfig,
     mixer:str, # 'M', 'A' or 'E'
@@ -465,7 +466,8 @@ def _matmul_outputs(
             output=H*max(key, c.v_head_dim),
         )
         beside = {'log-sum-exp': 4*n*H}
-    widths |= {'out': c.d_model, 'gate_up': 2*c.d_ff, 'down': c.d_model}
+    widths |= {'out': c.d_model}
+    if c.d_ff: widths |= {'gate_up': 2*c.d_ff, 'down': c.d_model}
     for i in range(2, c.ffn_passes + 1):
         widths |= {f'{name}, pass {i}': widths[name] for name in ('gate_up', 'down')}
     return {name: s*n*width for name, width in widths.items()} | beside

@@ -218,7 +218,7 @@ def _mixer_flops(
     windows = math.ceil(math.log2(min(model.chunk_size, T))) + 1
     return 'scan', one_window*windows, one_window*(windows + 1)
 
-# %% ../../nbs/63_step_time.ipynb #819549b8
+# %% ../../nbs/63_step_time.ipynb #c6d33204
 def _recompute_flops(
     model:ModelConfig,
     train:TrainConfig,
@@ -231,7 +231,9 @@ def _recompute_flops(
     if train.checkpointing == 'selective': return {part: forward} if mixer == 'E' else {}
     # What a router decides is multiplied with the result of the last product.
     stops_early = train.engine == 'grad_accum' and not model.ternary and model.router == 'none'
-    not_again = linears['ffn.down.weight'] if stops_early else 0
+    # The block's last matrix: that of the feed-forward part, or of the mixer where there is none.
+    last_matrix = list(linears.values())[-1]
+    not_again = last_matrix if stops_early else 0
     return {'linears': 2*(sum(linears.values()) - not_again), part: forward}
 
 # %% ../../nbs/63_step_time.ipynb #90ff42f3
@@ -269,6 +271,7 @@ MATMUL_OPS = (
     'aten::_int_mm',
     'elleci::int8_product',
     'elleci::weight_grad',
+    'elleci::document_attention',
     'aten::_scaled_dot_product',
 )
 # nothing runs

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['FORMAT_VERSION', 'MODEL_FILE', 'STATE_FILE', 'MANIFEST', 'METADATA_KEY', 'EXTRA_PREFIX', 'RNG_PREFIX',
-           'model_tensors', 'optimizer_tensors', 'get_rng_states', 'set_rng_states', 'remove_own_folder',
-           'is_usable_run_dir', 'write_checkpoint', 'checkpoint_tensors', 'save_weights', 'Checkpoint',
+           'model_tensors', 'optimizer_tensors', 'get_rng_states', 'set_rng_states', 'checksum', 'remove_own_folder',
+           'is_usable_run_dir', 'disk_remedy', 'write_checkpoint', 'checkpoint_tensors', 'save_weights', 'Checkpoint',
            'verify_checkpoint', 'checkpoints', 'latest_checkpoint', 'saved_step', 'safetensors_metadata',
            'model_folder', 'load_weights', 'load_checkpoint', 'compatibility_check', 'CheckpointSaver']
 
@@ -124,7 +124,7 @@ def _write_tensors(
     with open(path, 'rb+') as f: os.fsync(f.fileno())
 
 # %% ../../nbs/74_checkpoint.ipynb #9c0dbda5
-def _checksum(path):
+def checksum(path):
     "[bytes, CRC-32] of a file, read 16 MiB at a time"
     crc = 0
     size = 0
@@ -271,7 +271,7 @@ def is_usable_run_dir(
         return bool(read_memory(folder))
 
 # %% ../../nbs/74_checkpoint.ipynb #2e646550
-def _remedy(error):
+def disk_remedy(error):
     "What to do about an error of the disk"
     message = str(error).lower()
     number = getattr(error, 'errno', None)
@@ -302,7 +302,7 @@ def write_checkpoint(
         if not remove_own_folder(new): _refuse_foreign_files(new)
         make_folder(new)
         for name, tensors in tensors_by_file.items(): _write_tensors(new/name, tensors)
-        files = {name: _checksum(new/name) for name in tensors_by_file}
+        files = {name: checksum(new/name) for name in tensors_by_file}
         # This flushes the folder, too.
         atomic_write(new/MANIFEST, _encode_manifest(step, metadata, files))
         sync_metrics(run)
@@ -315,8 +315,8 @@ def write_checkpoint(
     except Exception as e:
         remove_own_folder(new)
         if isinstance(e, UserError): raise
-        message = f'{final} could not be written ({e}): {_remedy(e)}; the checkpoints before it are intact.'
-        raise UserError(message) from None
+        remedy = f'{disk_remedy(e)}; the checkpoints before it are intact'
+        raise UserError(f'{final} could not be written ({e}): {remedy}.') from None
     return final
 
 # %% ../../nbs/74_checkpoint.ipynb #2c591dc1
@@ -360,7 +360,7 @@ def save_weights(
         replace_file(new, folder/MODEL_FILE)
     except Exception as e:
         with contextlib.suppress(OSError): new.unlink(missing_ok=True)
-        raise UserError(f'{folder/MODEL_FILE} could not be written ({e}): {_remedy(e)}.') from None
+        raise UserError(f'{folder/MODEL_FILE} could not be written ({e}): {disk_remedy(e)}.') from None
 
 # %% ../../nbs/74_checkpoint.ipynb #53cce6d6
 class Checkpoint(NamedTuple):
@@ -400,7 +400,7 @@ def _check_file(path, written):
     try:
         kind = path.lstat()
         if not stat.S_ISREG(kind.st_mode): raise UserError(f'{path} is damaged: it is no regular file.')
-        same = kind.st_size == written[0] and _checksum(path) == list(written)
+        same = kind.st_size == written[0] and checksum(path) == list(written)
     except OSError as e:
         raise UserError(f'{path} cannot be read ({e.strerror}).') from None
     if not same: raise UserError(f'{path} is damaged: it is not as it was written.')

@@ -1,0 +1,94 @@
+"""What each mixer can remember: small models trained on copying and on associative recall, then asked for more:
+data/results/tasks-<commit>.json, which 77_copy_and_recall draws.
+
+    python benchmarks/tasks.py [--steps N] [--dry]
+
+All models have the same width and see the same rows; MMMA has four layers and the others two. Takes some
+minutes on a CPU.
+"""
+import argparse, datetime, json, time
+import numpy as np
+import torch
+from elleci.config import ModelConfig
+from elleci.core import atomic_write, seed_everything
+from elleci.inference.tasks import copy_row, learn_task, recall_row, score_task
+from elleci.model import Elleci
+from tiny import ROOT, commit, hardware
+
+LAYERS = {'M': 2, 'A': 2, 'E': 2, 'MA': 2, 'MMMA': 4}
+WIDTHS = dict(
+    vocab_size=128,
+    d_model=64,
+    headdim=32,
+    d_state=16,
+    chunk_size=32,
+    n_attn_heads=2,
+    qk_nope_head_dim=16,
+    qk_rope_head_dim=16,
+    v_head_dim=32,
+    kv_lora_rank=32,
+    rope_theta=100.,
+    n_eigenstates=64,
+    d_ff=128,
+    ternary=False,
+)
+# The pool of tokens, sizes that are trained on, sizes that are asked for, chance at a size.
+TASKS = dict(
+    copy=(copy_row, range(5, 21), (2, 16), (2, 4, 8, 16, 32, 64), lambda size: 1/16),
+    recall=(recall_row, range(5, 37), (2, 8), (2, 4, 8, 16), lambda size: 1/size),
+)
+
+def measure(task, pattern, steps, items):
+    "Train a model on a task, and ask it for rows of several sizes"
+    make, tokens, trained, sizes, chance = TASKS[task]
+    pool = np.array(tokens)
+    def make_row(rng, size): return make(rng, pool, size)
+    seed_everything(0)
+    model = Elleci(ModelConfig(n_layers=LAYERS[pattern], pattern=pattern, **WIDTHS))
+    began = time.process_time()
+    losses = learn_task(model, make_row, trained, steps, lr=1e-2)
+    seconds = time.process_time() - began
+    found = []
+    for size in sizes:
+        rng = np.random.default_rng((1, size))
+        rows = [make_row(rng, size) for _ in range(items)]
+        found.append(score_task(f'{task} {size}', model, rows, chance(size)))
+    return dict(
+        task=task,
+        pattern=pattern,
+        layers=LAYERS[pattern],
+        parameters=sum(p.numel() for p in model.parameters()),
+        steps=steps,
+        cpu_seconds=round(seconds, 1),
+        trained_up_to=trained[1],
+        items=items,
+        sizes=list(sizes),
+        accuracy=[round(a.accuracy, 4) for a in found],
+        chance=[round(a.chance, 4) for a in found],
+        losses=[round(float(np.mean(losses[i:i + 20])), 3) for i in range(0, steps, 20)],
+    )
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument('--steps', type=int, default=600)
+    p.add_argument('--dry', action='store_true', help='few steps, nothing is written')
+    a = p.parse_args()
+    result = dict(
+        hardware=hardware(),
+        torch=torch.__version__,
+        commit=commit(),
+        date=datetime.datetime.now(datetime.timezone.utc).strftime('%Y-%m-%d %H:%M UTC'),
+        widths=WIDTHS,
+        runs=[],
+    )
+    for task in TASKS:
+        for pattern in LAYERS:
+            steps, items = (3, 4) if a.dry else (a.steps, 200)
+            result['runs'].append(measure(task, pattern, steps, items))
+            print({k: v for k, v in result['runs'][-1].items() if k != 'losses'}, flush=True)
+    if a.dry: return
+    path = ROOT/'data'/'results'/f"tasks-{result['commit']}.json"
+    atomic_write(path, json.dumps(result, indent=1) + '\n')
+    print(f'written to {path.relative_to(ROOT)}')
+
+if __name__ == '__main__': main()
