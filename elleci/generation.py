@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from .core import Fraction, NonNegativeInt, Range, Seed, UserError, is_out_of_memory, type_and_range
 from .layers.ffn import cache_ternary_weights
+from .decode_step import DecodeStep
 from .model import Elleci
 from .data.tokenizer import BOS, EOT, IM_END, IM_START, PAD, decode, encode_chat, encode_text
 
@@ -192,6 +193,7 @@ def _decode_steps(
 ): # yields for each step a dict, row: token id
     "The tokens that follow, for all rows at once"
     left = list(range(len(rows)))
+    step = DecodeStep(model, cache)
     for remaining in reversed(range(max_tokens)):
         tokens = {row: rows[row].choose(row_logits) for row, row_logits in zip(left, logits.cpu())}
         finished.update(row for row, token in tokens.items() if token in stop_ids)
@@ -201,7 +203,7 @@ def _decode_steps(
         if len(kept) < len(left): cache.select(kept)
         left = [left[i] for i in kept]
         ids = torch.tensor([[tokens[row]] for row in left], device=logits.device)
-        logits = model(ids, cache=cache)[:, -1]
+        logits = step(ids)
 
 # %% ../nbs/75_generate.ipynb #258ea874
 @contextlib.contextmanager
