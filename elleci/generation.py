@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Sampling', 'apply_temperature', 'keep_top_p', 'keep_min_p', 'penalize_repetition', 'next_token_candidates',
-           'suppressed_ids', 'sample_token', 'generate_ids', 'TextStream', 'check_stop', 'generate', 'stream',
-           'stream_reply', 'generate_reply']
+           'suppressed_ids', 'sample_token', 'token_steps', 'generate_ids', 'TextStream', 'check_stop', 'generate',
+           'stream', 'stream_reply', 'generate_reply']
 
 # %% ../nbs/75_generate.ipynb #b8ffb248
 import contextlib, itertools, numbers
@@ -15,17 +15,19 @@ import torch
 from torch import Tensor
 from .core import Fraction, NonNegativeInt, Range, Seed, UserError, is_out_of_memory, type_and_range
 from .layers.ffn import cache_ternary_weights
+from .decode_step import DecodeStep
 from .model import Elleci
 from .data.tokenizer import BOS, EOT, IM_END, IM_START, PAD, decode, encode_chat, encode_text
 
-# %% ../nbs/75_generate.ipynb #9c0be28b
+# %% ../nbs/75_generate.ipynb #ffcea1b7
 MAX_LENGTH = 2**17   # tokens of a text, prompt and continuation
 MaxTokens = Annotated[int, Range(1, MAX_LENGTH)]
 Temperature = Annotated[float, Range(0., 1000.)]
 TopP = Annotated[float, Range(.001, 1.)]
 RepetitionPenalty = Annotated[float, Range(.01, 100.)]
+GREEDY_BELOW = 1e-4   # a lower temperature leaves only the likeliest token a chance
 
-# %% ../nbs/75_generate.ipynb #c68b59c6
+
 def _check_number(
     name:str, # of a setting
     kind,     # its annotation, with a range
@@ -91,9 +93,6 @@ def penalize_repetition(
     "Divide the logits of what was seen, multiply them where they are negative (arXiv 1909.05858, §4.1)"
     return torch.where(seen, torch.where(logits > 0, logits/penalty, logits*penalty), logits)
 
-# %% ../nbs/75_generate.ipynb #e729bbe0
-GREEDY_BELOW = 1e-4   # a lower temperature leaves only the likeliest token a chance
-
 # %% ../nbs/75_generate.ipynb #bd7e11db
 def next_token_candidates(
     logits:Tensor, # (V,) fp32, on the CPU
@@ -137,11 +136,11 @@ def sample_token(
     if len(ids) == 1: return int(ids[0])
     return int(ids[torch.multinomial(probabilities, 1, generator=generator)])
 
-# %% ../nbs/75_generate.ipynb #2a962fad
+# %% ../nbs/75_generate.ipynb #260072b8
 # Tokens of a prompt that are read at once: from its beginning, and behind others.
 PREFILL_FIRST, PREFILL_NEXT = 2048, 256
 
-# %% ../nbs/75_generate.ipynb #6e1bd6e8
+
 def _prefill(
     model,
     prompts:list, # ids of each row, one or more
@@ -152,7 +151,8 @@ def _prefill(
     padded = [[PAD]*(T - len(ids)) + list(ids) for ids in prompts]
     tokens = torch.tensor(padded, device=model.embedding.weight.device)
     # Many rows are read in smaller chunks.
-    first, more = (max(1, n//len(prompts)) for n in (PREFILL_FIRST, PREFILL_NEXT))
+    more = max(1, PREFILL_NEXT//len(prompts))
+    first = more if cache.length else max(1, PREFILL_FIRST//len(prompts))
     x = model.hidden(tokens[:, :first], cache=cache)
     for start in range(first, T, more): x = model.hidden(tokens[:, start:start + more], cache=cache)
     return model.head(model.norm(x[:, -1]))
@@ -193,6 +193,7 @@ def _decode_steps(
 ): # yields for each step a dict, row: token id
     "The tokens that follow, for all rows at once"
     left = list(range(len(rows)))
+    step = DecodeStep(model, cache)
     for remaining in reversed(range(max_tokens)):
         tokens = {row: rows[row].choose(row_logits) for row, row_logits in zip(left, logits.cpu())}
         finished.update(row for row, token in tokens.items() if token in stop_ids)
@@ -202,7 +203,7 @@ def _decode_steps(
         if len(kept) < len(left): cache.select(kept)
         left = [left[i] for i in kept]
         ids = torch.tensor([[tokens[row]] for row in left], device=logits.device)
-        logits = model(ids, cache=cache)[:, -1]
+        logits = step(ids)
 
 # %% ../nbs/75_generate.ipynb #258ea874
 @contextlib.contextmanager
@@ -230,7 +231,7 @@ def _check_length(
             f'give at most {MAX_LENGTH:,} together.'
         )
 
-# %% ../nbs/75_generate.ipynb #5493a115
+
 def _check_prompts(
     model,
     prompts,    # of `generate_ids`
@@ -251,27 +252,38 @@ def _check_prompts(
         _check_length(len(ids), max_tokens)
 
 # %% ../nbs/75_generate.ipynb #b713636c
+def _new_cache(
+    model,
+    prompts:list, # ids of each row
+    max_tokens:int, # that are to follow
+): # a `Cache`
+    "An empty cache for prompts, shorter ones padded"
+    length = max(map(len, prompts))
+    short = [length - len(ids) for ids in prompts]
+    padding = torch.tensor(short, device=model.embedding.weight.device) if any(short) else None
+    return model.new_cache(len(prompts), length + max_tokens, padding)
+
+# %% ../nbs/75_generate.ipynb #60d1dbff
 @torch.no_grad()
-def _token_steps(
+def token_steps(
     model,
     prompts:list, # ids of each row
     max_tokens:int,
     sampling:Sampling,
-    stop_ids,     # as for `_decode_steps`, as is `finished`
+    stop_ids,     # ids that end a row, and are not given
     suppressed,   # ids not to choose
-    finished:set,
+    finished:set, # rows that end; the caller may add to it
+    cache=None,   # holds the beginning of the only prompt, and is updated; None: nothing was read yet
 ): # yields for each step a dict, row: token id
-    "Read prompts, and continue them"
+    "Read prompts, and continue them: the loop behind everything below"
     length = max(map(len, prompts))
-    short = [length - len(ids) for ids in prompts]
-    padding = dict(padding=torch.tensor(short)) if any(short) else {}
     rows = [_Row(ids, len(model.embedding.weight), sampling, suppressed) for ids in prompts]
     with _oom_as_user_error(length + max_tokens), cache_ternary_weights(model):
-        cache = model.new_cache(len(prompts), length + max_tokens, **padding)
-        logits = _prefill(model, prompts, cache)
+        if cache is None: cache = _new_cache(model, prompts, max_tokens)
+        logits = _prefill(model, [ids[cache.length:] for ids in prompts], cache)
         yield from _decode_steps(model, cache, logits, rows, max_tokens, stop_ids, finished)
 
-# %% ../nbs/75_generate.ipynb #60d1dbff
+# %% ../nbs/75_generate.ipynb #b43ceda6
 def generate_ids(
     model:Elleci,
     prompts:list,       # a list of ids for each row, of any lengths
@@ -283,7 +295,7 @@ def generate_ids(
     "Continue several prompts at once"
     _check_prompts(model, prompts, max_tokens)
     new_ids = [[] for _ in prompts]
-    for tokens in _token_steps(model, prompts, max_tokens, sampling, stop_ids, suppressed, set()):
+    for tokens in token_steps(model, prompts, max_tokens, sampling, stop_ids, suppressed, set()):
         for row, token in tokens.items(): new_ids[row].append(token)
     return new_ids
 
@@ -372,14 +384,14 @@ def _stream_rows(
     "The texts that follow, piece by piece"
     texts = [TextStream(tok, stop) for _ in prompts]
     finished = set()
-    for tokens in _token_steps(model, prompts, max_tokens, sampling, stop_ids, suppressed, finished):
+    for tokens in token_steps(model, prompts, max_tokens, sampling, stop_ids, suppressed, finished):
         for row, token in tokens.items():
             if piece := texts[row].add(token): yield row, piece
             if texts[row].stopped: finished.add(row)
     for row, text in enumerate(texts):
         if piece := text.finish(): yield row, piece
 
-# %% ../nbs/75_generate.ipynb #c0811cbb
+
 def _prompt_ids(
     tok,        # tokenizers.Tokenizer
     prompt:str,

@@ -23,7 +23,7 @@ from ..layers.ffn import BitLinear, PackedLinear, cache_ternary_weights, pack_mo
 from ..layers.mla import MLA
 from ..layers.norm import KeepsFp32
 from ..model import Elleci
-from ..data.tokenizer import SPECIAL_TOKENS, CharTokenizer
+from ..data.tokenizer import CharTokenizer
 from .export import AUTO_MAP, CHARACTER_FILE, EXPORT_FORMAT, read_export_tokenizer
 from .export import verify_export, weight_files, write_checksums, write_loader_files
 
@@ -72,7 +72,9 @@ def left_padding(
 
 # %% ../../nbs/77_hugging_face.ipynb #18aabb36
 class GenerationCache(Cache):
-    "Our cache with the two methods by which Transformers' `generate` uses one"
+    "Our cache with what Transformers' `generate` asks of one"
+    is_compileable = False
+
     def get_seq_length(self, layer_idx=0): return self.length
     def reorder_cache(self, rows): self.select(rows)
 
@@ -102,12 +104,12 @@ def _refuse_unsupported(kwargs):
 
 
 def _check_decodable(model):
-    "`UserError` where the cache would pass by an adapter: absorption takes the matrix of kv_up, not its layer"
+    "`UserError` where decoding would pass by an adapter: it takes the matrix of kv_up, not the layer"
     for m in model.modules():
         if isinstance(m, MLA) and not isinstance(m.kv_up, (nn.Linear, BitLinear, PackedLinear)):
             raise UserError(
-                f'kv_up is a {type(m.kv_up).__name__}, which decoding would leave out: merge the adapter first '
-                '(merge_and_unload), generate with use_cache=False, or adapt LORA_TARGETS.'
+                f'kv_up is a {type(m.kv_up).__name__}, which decoding would leave out: keep kv_up out of '
+                'target_modules (LORA_TARGETS has the others), or generate with use_cache=False.'
             )
 
 # %% ../../nbs/77_hugging_face.ipynb #691c52c6
@@ -158,7 +160,7 @@ class _CausalLM:
         return GenerationCache(new.layers, new.padding)
 
     def _loss_and_logits(self, input_ids, seq_idx, labels, num_items):
-        "The loss, with what layers add to it; logits only where nothing is trained, as evaluation wants them"
+        "The loss, with what layers add to it; logits too where nothing is trained, as evaluation wants them"
         _check_trainable(self)
         with collect_aux_losses() as aux_losses: hidden = self.model.hidden(input_ids, seq_idx)
         loss = causal_lm_loss(self.model, hidden, labels, num_items)
@@ -261,6 +263,7 @@ class _Characters:
     def save_vocabulary(self, save_directory, filename_prefix=None):
         path = Path(save_directory)/((filename_prefix + '-' if filename_prefix else '') + CHARACTER_FILE)
         atomic_write(path, self.characters.to_str())
+        write_loader_files(path.parent, with_characters=True)
         return (str(path),)
 
 # %% ../../nbs/77_hugging_face.ipynb #0b76e07e

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from ..core import compute_dtype, full_precision
 from ..documents import document_ids
-from .pointwise import tensor_error
+from .pointwise import calls_twin_directly, tensor_error
 from .triton_compat import cdiv, jit, next_power_of_2, pick_backend, tl
 from ..annotate import declare_temporaries
 
@@ -344,6 +344,9 @@ def conv_silu(
     doc_ids = None if seq_idx is None else document_ids(seq_idx).int()
     backend = pick_backend(backend, u) if u.numel() else 'torch'
     if window is not None: window = _with_adjacent_channels(window.to(u.dtype))
+    if calls_twin_directly(u, backend):
+        v, *_ = _conv_torch(u, weight, bias, doc_ids, window)
+        return F.silu(v, inplace=True).to(u.dtype)
     with full_precision(u):
         return _ConvSilu.apply(
             _with_adjacent_channels(u), weight.contiguous(), bias.contiguous(), doc_ids, window, backend

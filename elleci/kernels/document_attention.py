@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['find_documents', 'document_attention_forward', 'document_attention_backward', 'document_attention']
 
-# %% ../../nbs/29_document_attention.ipynb #aff5157b
+# %% ../../nbs/29_document_attention.ipynb #48fd0833
 from typing import NamedTuple
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from ..annotate import DECLARED_TEMPORARIES, declare_temporaries
 from ..core import compute_dtype, effective_device_type, full_precision, linear_dtype
 from .triton_compat import register_flops
 
-# %% ../../nbs/29_document_attention.ipynb #5883aaeb
+# %% ../../nbs/29_document_attention.ipynb #08ca0126
 def _merge(
     out:Tensor,      # (H, n, P) of the keys so far
     lse:Tensor,      # (H, n, 1) their log-sum-exp
@@ -27,7 +27,7 @@ def _merge(
     both = torch.logaddexp(lse, more_lse)
     return out*(lse - both).exp() + more*(more_lse - both).exp(), both
 
-# %% ../../nbs/29_document_attention.ipynb #790c805f
+# %% ../../nbs/29_document_attention.ipynb #b6869f91
 TILE = 256    # queries or keys of a tile
 SEGMENT = 64  # tokens up to which neighbouring documents share a tile
 
@@ -55,7 +55,7 @@ def _segment_mask(
     hidden = torch.from_numpy((doc[:, None] != doc) | (position[:, None] < position))
     return like.new_zeros(hidden.shape).masked_fill_(hidden.to(like.device), -torch.inf)
 
-# %% ../../nbs/29_document_attention.ipynb #fd09ef40
+# %% ../../nbs/29_document_attention.ipynb #ecab768e
 def _heads_first(
     t:Tensor,     # (B, T, H, …) contiguous
     tokens:slice, # of all B·T
@@ -87,7 +87,7 @@ def _tile_scores(
     above = torch.ones(s.shape[-2:], dtype=torch.bool, device=s.device).triu_(1)
     return s.masked_fill_(above, -torch.inf)
 
-# %% ../../nbs/29_document_attention.ipynb #c51b78b3
+# %% ../../nbs/29_document_attention.ipynb #615306a9
 def _forward_tiles(
     q:Tensor,     # (B, T, H, P)
     k:Tensor,     # (B, T, H, P)
@@ -112,7 +112,7 @@ def _forward_tiles(
             _heads_first(lse, rows).copy_(so_far[1][..., 0])
     return out, lse
 
-# %% ../../nbs/29_document_attention.ipynb #4c3fca3a
+# %% ../../nbs/29_document_attention.ipynb #c04750e2
 def _backward_tiles(
     dout:Tensor,  # (B, T, H, P)
     q:Tensor,     # (B, T, H, P)
@@ -133,14 +133,15 @@ def _backward_tiles(
             delta = (do*o).sum(-1, keepdim=True)
             for cols in _tiles(segment[0], rows.stop):
                 k_tile, v_tile = (_heads_first(t, cols).to(dtype) for t in (k, v))
-                p = _tile_scores(q, k, rows, cols, mask, scale).sub_(_heads_first(lse, rows)[..., None]).exp_()
+                s = _tile_scores(q, k, rows, cols, mask, scale)
+                p = s.sub_(_heads_first(lse, rows)[..., None]).exp_()
                 _heads_first(dv, cols).add_(p.mT @ do)
                 ds = (do @ v_tile.mT).sub_(delta).mul_(p).mul_(scale)
                 _heads_first(dk, cols).add_(ds.mT @ q_tile)
                 _heads_first(dq, rows).add_(ds @ k_tile)
     return tuple(t.to(q.dtype) for t in (dq, dk, dv))
 
-# %% ../../nbs/29_document_attention.ipynb #cdebb59f
+# %% ../../nbs/29_document_attention.ipynb #cef5690a
 aten = torch.ops.aten
 PART = 2**14 # numbers of an output that the CPU computes at once, or one head of a row
 
@@ -193,7 +194,7 @@ def _backward_cpu(dout, q, k, v, out, lse, starts, scale):
     _in_parts(attend_backward, saved, grads, starts, scale)
     return grads
 
-# %% ../../nbs/29_document_attention.ipynb #26739dad
+# %% ../../nbs/29_document_attention.ipynb #88e10138
 class _Launch(NamedTuple):
     "Documents that one call of the GPU's kernel takes"
     tokens:slice      # of all B·T
@@ -211,7 +212,7 @@ def _launch(
     longest = int(np.diff(starts).max())
     return _Launch(slice(starts[0], starts[-1]), cu_seqlens.to(device), longest)
 
-# %% ../../nbs/29_document_attention.ipynb #c7d27a24
+# %% ../../nbs/29_document_attention.ipynb #2bdb6aaf
 def _max_documents(
     B:int, # rows
     T:int, # tokens in a row
@@ -240,7 +241,7 @@ def _read_documents(
     whole = launches[0] if len(launches) == 1 else _launch(starts, most, seq_idx.device)
     return Documents(starts, whole, launches)
 
-# %% ../../nbs/29_document_attention.ipynb #a76761a7
+# %% ../../nbs/29_document_attention.ipynb #1583dab8
 _known_documents = WeakTensorKeyDictionary() # seq_idx: its version, its documents
 
 def find_documents(
@@ -254,7 +255,7 @@ def find_documents(
         _known_documents[seq_idx] = seq_idx._version, documents
     return documents
 
-# %% ../../nbs/29_document_attention.ipynb #1441608a
+# %% ../../nbs/29_document_attention.ipynb #6c41e909
 def _forward_flash(q, k, v, documents, scale):
     "As `_forward_tiles`, by one launch on a GPU; the log-sum-exp is (H, B·T) fp32"
     tokens, cu_seqlens, longest = documents.forward
@@ -279,7 +280,7 @@ def _backward_flash(dout, q, k, v, out, lse, documents, scale):
     while parts: grads.append(torch.cat(parts.pop(0)).view(q.shape))
     return tuple(grads)
 
-# %% ../../nbs/29_document_attention.ipynb #315729ea
+# %% ../../nbs/29_document_attention.ipynb #e9d4d9ef
 def _pick_kernel(
     q:Tensor, # (B, T, H, P) on any device
 )->str: # 'cpu', 'flash' or 'tiles'
@@ -289,7 +290,7 @@ def _pick_kernel(
     half = q.dtype in (torch.float16, torch.bfloat16)
     return 'flash' if kind == 'cuda' and half and q.shape[-1] <= 256 else 'tiles'
 
-# %% ../../nbs/29_document_attention.ipynb #373cdaf1
+# %% ../../nbs/29_document_attention.ipynb #341cc962
 @torch.library.custom_op('elleci::document_attention_forward', mutates_args=())
 def document_attention_forward(
     q:Tensor, k:Tensor, v:Tensor, seq_idx:Tensor, scale:float,
@@ -308,7 +309,7 @@ def _(q, k, v, seq_idx, scale):
     shape = (H, B*T) if _pick_kernel(q) == 'flash' else (B, T, H)
     return torch.empty_like(q), q.new_empty(shape, dtype=compute_dtype(q))
 
-# %% ../../nbs/29_document_attention.ipynb #3fef4f74
+# %% ../../nbs/29_document_attention.ipynb #caf7c071
 @torch.library.custom_op('elleci::document_attention_backward', mutates_args=())
 def document_attention_backward(
     dout:Tensor, q:Tensor, k:Tensor, v:Tensor, out:Tensor, lse:Tensor, seq_idx:Tensor, scale:float,
@@ -324,7 +325,7 @@ def document_attention_backward(
 @document_attention_backward.register_fake
 def _(dout, q, k, v, out, lse, seq_idx, scale): return tuple(torch.empty_like(t) for t in (q, k, v))
 
-# %% ../../nbs/29_document_attention.ipynb #88afdd97
+# %% ../../nbs/29_document_attention.ipynb #7b1f88f9
 def _save_for_backward(ctx, inputs, output):
     *qkv, seq_idx, scale = inputs
     ctx.save_for_backward(*qkv, *output, seq_idx)
@@ -339,7 +340,7 @@ def _backward(ctx, dout, _):
 
 document_attention_forward.register_autograd(_backward, setup_context=_save_for_backward)
 
-# %% ../../nbs/29_document_attention.ipynb #b246d6f7
+# %% ../../nbs/29_document_attention.ipynb #c51ceff2
 @register_flops(torch.ops.elleci.document_attention_forward)
 def _forward_flops(q, *_, **__): return 4*q[0]*q[2]*q[1]**2*q[3]          # shape (B, T, H, P)
 
@@ -379,7 +380,7 @@ def _backward_temporaries_cpu(dout, q, *_):
     mask = q.itemsize*min(SEGMENT, q.shape[1])**2
     return [], [mask, *before, *3*[q.itemsize*numbers], *after]
 
-# %% ../../nbs/29_document_attention.ipynb #01eebf60
+# %% ../../nbs/29_document_attention.ipynb #9e39427a
 def _tile_bytes(
     q:Tensor, # (B, T, H, P)
     tiles:int, # of scores, alive at once
@@ -407,7 +408,7 @@ def _backward_temporaries_cuda(dout, q, *_):
     step = 32 if P <= 128 else 64
     return [16], [4*H*rows, 4*rows*H*(-(-P//step)*step)]
 
-# %% ../../nbs/29_document_attention.ipynb #70297a17
+# %% ../../nbs/29_document_attention.ipynb #1ce406a2
 def document_attention(
     q:Tensor, # (B, T, H, P) queries, any float dtype
     k:Tensor, # (B, T, H, P)

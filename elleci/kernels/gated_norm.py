@@ -13,7 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from ..core import UserError, compute_dtype, full_precision
-from .pointwise import as_rows, row_tile, silu_gate_grad, tensor_error
+from elleci.kernels.pointwise import (
+    as_rows,
+    calls_twin_directly,
+    row_tile,
+    silu_gate_grad,
+    tensor_error,
+)
 from .triton_compat import cdiv, jit, next_power_of_2, pick_backend, tl
 from ..annotate import declare_temporaries
 
@@ -192,6 +198,8 @@ def gated_rms_norm(
     if not fits(weight, (D,)): raise tensor_error('weight', weight, f'floats of shape ({D},) on {y.device}')
     if groups < 1 or D % groups: raise UserError(f'groups is {groups}: give a divisor of D = {D}.')
     backend = pick_backend(backend, y) if y.numel() else 'torch'
+    if calls_twin_directly(y, backend):
+        return _gated_norm_torch(as_rows(y), as_rows(z), weight, groups, eps)[0].view(y.shape)
     with full_precision(y):
         out = _GatedNorm.apply(as_rows(y), as_rows(z), weight.contiguous(), groups, eps, backend)
     return out.view(y.shape)

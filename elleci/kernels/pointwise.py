@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['EPS', 'rms_norm_torch', 'rms_norm_backward_torch', 'silu_gate', 'silu_gate_grad', 'rms_norm_forward_kernel',
            'rms_norm_backward_kernel', 'silu_mul_forward_kernel', 'silu_mul_backward_kernel', 'row_tile',
-           'rms_norm_forward', 'rms_norm_backward', 'silu_mul_forward', 'silu_mul_backward', 'as_rows', 'tensor_error',
-           'rms_norm', 'silu_mul', 'launches']
+           'rms_norm_forward', 'rms_norm_backward', 'silu_mul_forward', 'silu_mul_backward', 'calls_twin_directly',
+           'as_rows', 'tensor_error', 'rms_norm', 'silu_mul', 'launches']
 
 # %% ../../nbs/15_pointwise.ipynb #25545aa2
 import functools
@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from ..core import UserError, compute_dtype, full_precision
+from ..core import UserError, autocast_device, compute_dtype, full_precision
 from .triton_compat import cdiv, jit, next_power_of_2, pick_backend, tl
 from ..annotate import declare_temporaries
 
@@ -248,6 +248,15 @@ def silu_mul_backward(g:Tensor, gate_up:Tensor)->Tensor:
 @silu_mul_backward.register_fake
 def _(g, gate_up): return gate_up.new_empty(gate_up.shape)
 
+# %% ../../nbs/15_pointwise.ipynb #5a0d6c31
+def calls_twin_directly(
+    x:Tensor,    # an input
+    backend:str, # 'torch' or 'triton'
+)->bool:
+    "Whether a torch twin will do alone: without a graph and autocast, all around it only takes time"
+    if backend != 'torch' or torch.is_grad_enabled(): return False
+    return not torch.is_autocast_enabled(autocast_device(x.device))
+
 # %% ../../nbs/15_pointwise.ipynb #85946dea
 class _RMSNorm(torch.autograd.Function):
     "RMSNorm of rows (R, D); saves its inputs and one number per row"
@@ -297,6 +306,7 @@ def rms_norm(
     if weight.shape != x.shape[-1:] or weight.device != x.device or not weight.is_floating_point():
         raise tensor_error('weight', weight, f'floats of shape ({x.shape[-1]},) on {x.device}')
     backend = pick_backend(backend, x) if x.numel() else 'torch'
+    if calls_twin_directly(x, backend): return rms_norm_torch(x, weight, eps)[0]
     with full_precision(x): return _RMSNorm.apply(as_rows(x), weight.contiguous(), eps, backend).view(x.shape)
 
 # %% ../../nbs/15_pointwise.ipynb #41ff983d
@@ -324,6 +334,7 @@ def silu_mul(
     if not gate_up.ndim or gate_up.shape[-1] % 2 or not gate_up.is_floating_point():
         raise tensor_error('gate_up', gate_up, 'floats of shape (…, 2F): gate and up side by side')
     backend = pick_backend(backend, gate_up) if gate_up.numel() else 'torch'
+    if calls_twin_directly(gate_up, backend): return _silu_mul_torch(gate_up)
     return _SiluMul.apply(as_rows(gate_up), backend).view(*gate_up.shape[:-1], gate_up.shape[-1]//2)
 
 # %% ../../nbs/15_pointwise.ipynb #4a4136c3

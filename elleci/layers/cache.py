@@ -40,6 +40,8 @@ class LayerCache:
         self.entries = dict(entries or {})
         self.grows = grows
         self.length = 0         # tokens read, padding included
+        self.from_weights = None # what `derived` keeps
+        self.position = None    # of a static cache: (1,) int64, `length` on the device
         self.share(None, {})
 
     def share(self, padding, shared):
@@ -53,7 +55,13 @@ class LayerCache:
         return {**self.states, **self.entries}
 
     @property
-    def batch(self): return len(next(iter(self.tensors().values())))
+    def batch(self):
+        "Rows"
+        tensors = self.states or self.entries
+        return len(next(iter(tensors.values())))
+
+    @property
+    def device(self): return next(iter(self.tensors().values())).device
 
     @property
     def room(self):
@@ -79,6 +87,22 @@ class LayerCache:
                 f'make it with max_len of {end} or more.'
             )
 
+    def writable(self,
+        name:str, # of a state
+    )->Tensor: # its value, to be written over and given to `put`
+        "A copy, since a step may have to be undone; the state itself in a static cache"
+        state = self.states[name]
+        return state.clone() if self.position is None else state
+
+    def put(self,
+        name:str,     # of a state
+        state:Tensor, # its next value, which is not written to afterwards
+    ):
+        "Replace a state; in a static cache its values, where they are"
+        old = self.states[name]
+        if self.position is None: self.states[name] = state.detach().to(old.dtype)
+        elif state is not old: old.copy_(state.detach())
+
     def advance(self, T):
         "Count T more tokens, when they have been read"
         self.length += T
@@ -86,8 +110,13 @@ class LayerCache:
     def append(self,
         **new:Tensor, # for each of `entries`: (B, T, …)
     )->dict: # name: (B, length + T, …), of all tokens so far
-        "Keep what new tokens add, behind what is there"
+        "Keep what new tokens add, behind what is there; a static cache returns all of its room"
         T = next(iter(new.values())).shape[1]
+        if self.position is not None:
+            at = self._next(T, self.device)
+            for name, t in new.items():
+                self.entries[name].index_copy_(1, at, t.detach().to(self.entries[name].dtype))
+            return {name: self.entries[name] for name in new}
         start, end = self.length, self.length + T
         if self.grows: self._make_room(end)
         for name, t in new.items(): self.entries[name][:, start:end] = t.detach()
@@ -115,6 +144,16 @@ class LayerCache:
         if name not in self.shared: self.shared[name] = compute()
         return self.shared[name]
 
+    def derived(self,
+        module:torch.nn.Module, # whose weights it is made from
+        compute, # a function without arguments
+    ):
+        "compute(), kept until a weight of the module changes"
+        version = [(w.data_ptr(), None if w.is_inference() else w._version) for w in module.parameters()]
+        if self.from_weights is None or self.from_weights[0] != version:
+            self.from_weights = version, compute()
+        return self.from_weights[1]
+
     def is_padding(self,
         T:int,  # tokens of this call
         device, # where it is needed
@@ -122,8 +161,7 @@ class LayerCache:
         "Which of the next T tokens are padding"
         if self.length >= self.max_padding: return None
         def compute():
-            at = torch.arange(self.length, self.length + T, device=device)
-            return at < self.padding[:, None]
+            return self._next(T, device) < self.padding[:, None]
         return self.once(T, 'is_padding', compute)
 
     def mask(self,
@@ -134,25 +172,30 @@ class LayerCache:
         if is_padding is None: return t
         return t.masked_fill(is_padding.view(*t.shape[:2], *[1]*(t.ndim - 2)), 0)
 
+    def _next(self, T, device):
+        "The places of the next T tokens (T,), padding counted"
+        if self.position is not None: return self.position + torch.arange(T, device=device)
+        return torch.arange(self.length, self.length + T, device=device)
+
     def positions(self,
         T:int,  # tokens of this call
         device, # where they are needed
     )->Tensor: # (1, T) or (B, T) int64
         "Where each of the next T tokens stands in its text; 0 for padding"
         def compute():
-            at = torch.arange(self.length, self.length + T, device=device)[None]
+            at = self._next(T, device)[None]
             return at if self.padding is None else (at - self.padding[:, None]).clamp_(min=0)
         return self.once(T, 'positions', compute)
 
     def visible(self,
         T:int,  # tokens of this call
         device, # where it is needed
-    )->Tensor|None: # (1 or B, T, length + T) bool; None where all see all
+    )->Tensor|None: # (1 or B, T, number of entries) bool; None where all see all
         "Which entries each of the next T tokens may see: those up to itself, text or padding as itself"
-        if T == 1 and not self.max_padding: return None
+        if T == 1 and not self.max_padding and self.position is None: return None
         def compute():
-            keys = torch.arange(self.length + T, device=device)
-            queries = keys[self.length:]
+            keys = torch.arange(self.length + T if self.position is None else self.room, device=device)
+            queries = self._next(T, device)
             seen = (keys <= queries[:, None])[None]
             if not self.max_padding: return seen
             # Padding sees padding: a softmax over nothing would be NaN, and NaN would spread.
@@ -188,7 +231,9 @@ class Cache:
     ):
         self.layers = list(layers)
         self.shared = {}
-        if padding is not None: _check_padding(padding, self.layers[0].batch)
+        if padding is not None:
+            _check_padding(padding, self.layers[0].batch)
+            padding = padding.to(self.layers[0].device)
         self._set_padding(padding)
 
     def _set_padding(self, padding):
@@ -233,12 +278,24 @@ class Cache:
             raise
         finally: self.shared.clear()
 
+    @contextlib.contextmanager
+    def static(self,
+        position:Tensor, # (1,) int64, `length` on the device; the caller counts it on
+    ):
+        """Within it all tensors stay where they are, as a CUDA graph wants it (`51_decode_step`)
+
+        Steps read all the room, mask what is not in use, and write over the states: they cannot be undone.
+        """
+        for layer in self.layers: layer.position = position
+        try: yield
+        finally:
+            for layer in self.layers: layer.position = None
+
     def select(self,
         rows, # list, or int64 tensor (n,): indices of rows; a row may be taken more than once
     ):
         "Keep these rows, in this order, as beam search and finished texts want it; `UserError` for others"
-        device = next(iter(self.layers[0].tensors().values())).device
-        rows = torch.as_tensor(rows, dtype=torch.int64, device=device)
+        rows = torch.as_tensor(rows, dtype=torch.int64, device=self.layers[0].device)
         if rows.ndim != 1 or not len(rows) or int(rows.min()) < 0 or int(rows.max()) >= self.batch:
             raise UserError(f'rows is {rows.tolist()}: give a list of numbers from 0 to {self.batch - 1}.')
         for layer in self.layers: layer.select(rows)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from ..core import UserError, compute_dtype
 from ..config import ModelConfig
-from .attention import attention, document_positions, rope
+from .attention import attention, document_positions, rope_angles, rotate
 from .rope_scaling import scaled_speeds, score_scale
 from .cache import LayerCache
 from .norm import RMSNorm, project
@@ -27,20 +27,30 @@ def _absorbed_attention(
     visible:Tensor|None=None, # (1 or B, T, S) bool: what each query may see; None: everything
 )->Tensor: # (B, T, H, v) in latent's dtype
     "Attention to latents whose keys and values are never built (arXiv 2405.04434, §2.1.2)"
-    q = torch.einsum('bthn,hnr->bthr', q_nope, w_uk)
-    s = torch.einsum('bthr,bsr->bhts', q, latent) + torch.einsum('bthp,bsp->bhts', q_rope, k_rope)
+    B, T, H, _ = q_nope.shape
+    # Products of three dimensions: one for each head, or one for each row with all of its heads.
+    q = torch.bmm(q_nope.flatten(0, 1).transpose(0, 1), w_uk).transpose(0, 1).reshape(B, T*H, -1)
+    s = torch.baddbmm(torch.bmm(q_rope.flatten(1, 2), k_rope.mT), q, latent.mT).unflatten(1, (T, H))
     s = s.to(compute_dtype(s))*scale
-    if visible is not None: s = s.masked_fill(~visible[:, None], -torch.inf)
+    if visible is not None: s = s.where(visible[:, :, None], -torch.inf)
     prob = s.softmax(-1).to(latent.dtype)
-    return torch.einsum('bhtr,hvr->bthv', torch.einsum('bhts,bsr->bhtr', prob, latent), w_uv)
+    out = torch.bmm(prob.flatten(1, 2), latent).view(B*T, H, -1)
+    return torch.bmm(out.transpose(0, 1), w_uv.mT).transpose(0, 1).unflatten(0, (B, T))
 
 # %% ../../nbs/31_mla.ipynb #b2cfe76f
-def _operands(
-    linear:nn.Module, # a linear layer; may define operands(x) -> (x', W') with output x' @ W'.T
+def _input_operand(
+    linear:nn.Module, # a linear layer; may define input_operand and weight_operand
     x:Tensor,         # (..., d_in)
-)->tuple: # x' (..., d_in) and W' (d_out, d_in)
-    "The two matrices whose product is `linear(x)`"
-    return linear.operands(x) if hasattr(linear, 'operands') else (x, linear.weight)
+)->Tensor: # x' (..., d_in); linear(x) is x' @ W'.T
+    "What is multiplied of its input"
+    return linear.input_operand(x) if hasattr(linear, 'input_operand') else x
+
+def _weight_operand(
+    linear:nn.Module,
+    dtype:torch.dtype, # of the input
+)->Tensor: # W' (d_out, d_in)
+    "What is multiplied of its weight"
+    return linear.weight_operand(dtype) if hasattr(linear, 'weight_operand') else linear.weight
 
 # %% ../../nbs/31_mla.ipynb #214b1f90
 def _positions(
@@ -52,6 +62,22 @@ def _positions(
     if seq_idx is not None: return document_positions(seq_idx)
     if cache is not None: return cache.positions(x.shape[1], x.device)
     return torch.arange(x.shape[1], device=x.device)[None]
+
+# %% ../../nbs/31_mla.ipynb #b60c2d18
+def _rope_table(
+    c,                   # a `ModelConfig`
+    x:Tensor,            # (B, T, …) whose dtype decides
+    seq_idx:Tensor|None, # (B, T)
+    cache:LayerCache|None,
+)->tuple: # cos and sin (1 or B, T, 1, rope/2)
+    "For `rotate`; once for all layers where there is a cache"
+    def compute():
+        dtype, positions = compute_dtype(x), _positions(x, seq_idx, cache)
+        speeds = scaled_speeds(c, dtype, x.device)
+        angle = rope_angles(positions, c.qk_rope_head_dim, c.rope_theta, dtype, speeds)[:, :, None]
+        return angle.cos(), angle.sin()
+    if cache is None: return compute()
+    return cache.once(x.shape[1], f'rope, {compute_dtype(x)}', compute)
 
 # %% ../../nbs/31_mla.ipynb #66d23a76
 def _expanded_attention(
@@ -69,25 +95,33 @@ def _expanded_attention(
     k = torch.cat([k_nope, k_rope[:, :, None].expand_as(q_rope)], -1)
     return attention(torch.cat([q_nope, q_rope], -1), k, v.contiguous(), seq_idx, score_scale(c))
 
+# %% ../../nbs/31_mla.ipynb #3e8a90c4
+def _split_weight(
+    m:nn.Module, # an `MLA`
+    dtype:torch.dtype, # of the latents
+)->tuple: # (H, nope, r) and (H, v, r)
+    "What `kv_up` multiplies, the part for keys and that for values"
+    c = m.cfg
+    w = _weight_operand(m.kv_up, dtype).detach().unflatten(0, (c.n_attn_heads, -1))
+    return w.split([c.qk_nope_head_dim, c.v_head_dim], 1)
+
 # %% ../../nbs/31_mla.ipynb #d95beaf0
 def _decode_attention(
     m:nn.Module,   # an `MLA`
     q_nope:Tensor, # (B, T, H, nope) queries of the last T of S positions
     q_rope:Tensor, # (B, T, H, rope) rotated
-    latent:Tensor, # (B, S, r) normalised
+    latent:Tensor, # (B, S, r) normalised, as `kv_up` multiplies them
     k_rope:Tensor, # (B, S, rope) rotated
+    cache:LayerCache,
     visible:Tensor|None, # (1 or B, T, S) bool: what each query may see; None: everything
 )->Tensor: # (B, T, H, v) in q_nope's dtype
     "Attention to the latents themselves, by absorption"
-    c = m.cfg
-    latent, w = _operands(m.kv_up, latent)
-    w_uk, w_uv = w.unflatten(0, (c.n_attn_heads, -1)).split([c.qk_nope_head_dim, c.v_head_dim], 1)
-    scale = score_scale(c)
-    dtype = torch.promote_types(latent.dtype, w.dtype)
+    w_uk, w_uv = cache.derived(m.kv_up, lambda: _split_weight(m, latent.dtype))
+    dtype = torch.promote_types(latent.dtype, w_uk.dtype)
     operands = [t.to(dtype) for t in (q_nope, q_rope, latent, k_rope, w_uk, w_uv)]
-    return _absorbed_attention(*operands, scale, visible).to(q_nope.dtype)
+    return _absorbed_attention(*operands, score_scale(m.cfg), visible).to(q_nope.dtype)
 
-# %% ../../nbs/31_mla.ipynb #c5d07e21
+# %% ../../nbs/31_mla.ipynb #b18c0343
 def _cached_attention(
     m:nn.Module,   # an `MLA`
     q_nope:Tensor, # (B, T, H, nope)
@@ -99,15 +133,15 @@ def _cached_attention(
     "The first tokens of a text attend to each other in expanded form, later ones to all by absorption"
     T, device = latent.shape[1], latent.device
     is_first, is_padding, visible = cache.length == 0, cache.is_padding(T, device), cache.visible(T, device)
-    kept = cache.append(latent=latent, k_rope=k_rope)
+    kept = cache.append(latent=_input_operand(m.kv_up, latent), k_rope=k_rope)
     cache.advance(T)
     if is_first:
         # Padding is a document of its own.
         documents = None if is_padding is None else (~is_padding).long()
         return _expanded_attention(m, q_nope, q_rope, latent, k_rope, documents)
-    return _decode_attention(
-        m, q_nope, q_rope, kept['latent'].to(latent.dtype), kept['k_rope'].to(latent.dtype), visible
-    )
+    all_latents, all_k_rope = (kept[name].to(latent.dtype) for name in ('latent', 'k_rope'))
+    return _decode_attention(m, q_nope, q_rope, all_latents, all_k_rope, cache, visible)
+
 
 # %% ../../nbs/31_mla.ipynb #52c08470
 class TokenGate(nn.Embedding):
@@ -126,7 +160,7 @@ class MLA(nn.Module):
     "Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, §2.1): causal within each document"
     def __init__(self,
         cfg:ModelConfig,  # its widths: d_model, n_attn_heads, the head dims, kv_lora_rank; and rope_theta
-        linear=nn.Linear, # class of the four projections; with `operands`, generation is exact for it too
+        linear=nn.Linear, # class of the four projections; with `input_operand`, generation is exact too
     ):
         super().__init__()
         self.cfg = cfg
@@ -150,14 +184,13 @@ class MLA(nn.Module):
     )->Tensor: # (B, T, D)
         c = self.cfg
         if cache is not None: cache.check(x, seq_idx)
-        positions = _positions(x, seq_idx, cache)
         q, latent = project(x, norm, self.q_proj, self.kv_down)
         q = q.unflatten(-1, (c.n_attn_heads, -1))
         q_nope, q_rope = q.split([c.qk_nope_head_dim, c.qk_rope_head_dim], -1)
         latent, k_rope = latent.split([c.kv_lora_rank, c.qk_rope_head_dim], -1)
-        speeds = scaled_speeds(c, compute_dtype(q), x.device)
-        q_rope = rope(q_rope, positions, c.rope_theta, speeds)
-        k_rope = rope(k_rope[:, :, None], positions, c.rope_theta, speeds)[:, :, 0]
+        cos, sin = _rope_table(c, q, seq_idx, cache)
+        q_rope = rotate(q_rope, cos, sin)
+        k_rope = rotate(k_rope[:, :, None], cos, sin)[:, :, 0]
         if self.token_gate is not None: latent = self.token_gate(latent, tokens)
         latent = self.norm(latent)
         if cache is not None: out = _cached_attention(self, q_nope, q_rope, latent, k_rope, cache)

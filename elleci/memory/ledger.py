@@ -440,7 +440,7 @@ def block_activation_bytes(
         saved |= _prefixed('router', _router(model, s, residual_itemsize(train), B*T))
     return _without_autocast_copies(saved, train)
 
-# %% ../../nbs/10_ledger.ipynb #a4c79aad
+# %% ../../nbs/10_ledger.ipynb #9ea1ce0f
 def _matmul_outputs(
     c:ModelConfig,
     mixer:str, # 'M', 'A' or 'E'
@@ -468,11 +468,8 @@ def _matmul_outputs(
         beside = {'log-sum-exp': 4*n*H}
     widths |= {'out': c.d_model}
     if c.d_ff: widths |= {'gate_up': 2*c.d_ff, 'down': c.d_model}
-    widths |= {
-        f'{name}, pass {i}': widths[name]
-        for i in range(2, c.ffn_passes + 1)
-        for name in ('gate_up', 'down')
-    }
+    for i in range(2, c.ffn_passes + 1):
+        widths |= {f'{name}, pass {i}': widths[name] for name in ('gate_up', 'down')}
     return {name: s*n*width for name, width in widths.items()} | beside
 
 # %% ../../nbs/10_ledger.ipynb #220377d3

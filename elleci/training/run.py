@@ -888,7 +888,11 @@ def _print_samples(folder, config, device):
 
 # %% ../../nbs/76_train.ipynb #1b4c0f8c
 # What one types after a training; a command that is added later belongs here.
-NEXT_COMMANDS = ('elleci_generate --run {run} --prompt {prompt}', 'elleci_watch --run {run}')
+NEXT_COMMANDS = (
+    'elleci_generate --run {run} --prompt {prompt}',
+    'elleci_chat --run {run}',
+    'elleci_watch --run {run}',
+)
 
 
 def _print_next_commands(folder, config):

@@ -6,12 +6,14 @@
 __all__ = ['NUMERIC_FIELDS', 'NUMERIC_PREFIXES', 'TEXT_FIELDS', 'RENAMED_FIELDS', 'TIMELINE_POINTS', 'TRACKER_NAMES', 'TRACKERS',
            'RUN_FOLDERS', 'COMMANDS', 'decode_event', 'decode_events', 'read_metrics', 'truncate_metrics',
            'MetricsLogger', 'sync_metrics', 'model_flops', 'peak_flops', 'energy_joules', 'Meter', 'predicted_memory',
-           'measured_memory', 'write_memory', 'read_memory', 'TernaryStats', 'scalars', 'check_trackers', 'trackers',
-           'run_subfolder', 'lock_run_dir', 'is_running', 'send_command', 'take_command']
+           'measured_memory', 'provenance', 'write_memory', 'read_memory', 'TernaryStats', 'scalars', 'check_trackers',
+           'trackers', 'run_subfolder', 'lock_run_dir', 'is_running', 'send_command', 'take_command']
 
 # %% ../../nbs/68_telemetry.ipynb #79e9d05a
-import contextlib, dataclasses, functools, json, math, os, re, stat, statistics, time, typing, warnings
+import contextlib, dataclasses, functools, importlib.util, json, math, os, platform, re, stat, statistics
+import subprocess, time, typing, warnings
 from collections import deque
+from importlib import metadata
 from pathlib import Path
 import numpy as np
 import torch
@@ -395,6 +397,24 @@ def measured_memory(
         timeline=live[downsample_max(live, TIMELINE_POINTS)].tolist(),
     )
 
+# %% ../../nbs/68_telemetry.ipynb #86a9a887
+@functools.cache
+def provenance()->dict: # 'torch', 'python', 'system', and 'elleci', 'commit', 'processor' where known: text
+    "What a training runs with: versions, the commit of a checkout, the processor"
+    found = dict(torch=torch.__version__, python=platform.python_version(), system=platform.system())
+    with contextlib.suppress(metadata.PackageNotFoundError): found['elleci'] = metadata.version('elleci')
+    root = Path(importlib.util.find_spec('elleci').origin).parents[1]
+    if (root/'.git').exists():
+        describe = ['git', '-C', str(root), 'describe', '--always', '--dirty', '--abbrev=12', '--exclude=*']
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            done = subprocess.run(describe, capture_output=True, text=True, timeout=10, check=True)
+            found['commit'] = done.stdout.strip()
+    with contextlib.suppress(OSError):
+        lines = Path('/proc/cpuinfo').read_text().splitlines()
+        names = [line.partition(':')[2].strip() for line in lines if line.startswith('model name')]
+        if names: found['processor'] = names[0]
+    return found
+
 # %% ../../nbs/68_telemetry.ipynb #58717859
 def write_memory(
     run:str|Path,  # the run's folder
@@ -405,6 +425,7 @@ def write_memory(
 ):
     "Write `memory.json`, atomically"
     record = dict(device=a.target, name=name, limit=limit, predicted=predicted_memory(a))
+    record['provenance'] = provenance()
     if measured: record['measured'] = measured
     atomic_write(Path(run)/'memory.json', json.dumps(record))
 
@@ -443,6 +464,8 @@ class _Memory:
     limit:ByteCount|None
     predicted:_Predicted
     measured:_Measured|None = None
+    # Runs of earlier versions lack it.
+    provenance:dict[str, str] = dataclasses.field(default_factory=dict)
 
 # %% ../../nbs/68_telemetry.ipynb #6eeb22d8
 def _known_fields(kind, record):
@@ -461,7 +484,8 @@ def _decode_memory(raw):
     last = max(record.predicted.steps, default=0)
     if len(lengths) > 1 or points > 100*TIMELINE_POINTS or last > points:
         raise ValueError('Its timeline is none')
-    return {k: v for k, v in dataclasses.asdict(record).items() if k != 'measured' or v}
+    found = dataclasses.asdict(record)
+    return {k: v for k, v in found.items() if v or k not in ('measured', 'provenance')}
 
 # %% ../../nbs/68_telemetry.ipynb #eea421df
 def read_memory(
