@@ -89,6 +89,8 @@ def _write_shards(
         index = dict(metadata=dict(total_size=total), weight_map=weight_map)
         atomic_write(folder/INDEX_FILE, json.dumps(index, indent=1))
     write_checksums(folder, list(shards))
+    # safetensors writes files that nobody else may read.
+    for file in shards: (folder/file).chmod(stat.S_IMODE((folder/CHECKSUM_FILE).stat().st_mode))
 
 # %% ../../nbs/77_export.ipynb #8a4dfbb2
 CHECKSUM_FILE = 'checksums.json'
