@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['INDEX_FILE', 'MAX_SHARD_BYTES', 'PREFIX', 'DTYPES', 'CHECKSUM_FILE', 'EXPORT_FORMAT', 'LOADER_FILES', 'AUTO_MAP',
-           'CHAT_TEMPLATE', 'CHARACTER_FILE', 'OWN_FILES', 'split_into_shards', 'export_tensors', 'write_checksums',
-           'write_loader_files', 'hf_config', 'generation_config', 'save_pretrained', 'read_export_config',
-           'weight_files', 'verify_export', 'read_export_tokenizer', 'from_pretrained', 'elleci_export',
-           'export_command']
+           'CHAT_TEMPLATE', 'CHARACTER_FILE', 'OWN_FILES', 'USAGE', 'split_into_shards', 'export_tensors',
+           'write_checksums', 'write_loader_files', 'hf_config', 'generation_config', 'save_pretrained',
+           'read_export_config', 'weight_files', 'verify_export', 'read_export_tokenizer', 'from_pretrained',
+           'elleci_export', 'export_command']
 
 # %% ../../nbs/77_export.ipynb #7e4b05b5
 import contextlib, dataclasses, json, os, re, stat
@@ -29,6 +29,7 @@ from ..data.tokenizer import tokenizer_from_content
 from ..generation import suppressed_ids
 from ..training.checkpoint import MODEL_FILE, checkpoints, checksum, disk_remedy, remove_own_folder
 from ..training.load import is_valid_packed, load_run
+from .model_card import model_card
 
 # %% ../../nbs/77_export.ipynb #c45572eb
 INDEX_FILE = MODEL_FILE + '.index.json'
@@ -467,9 +468,11 @@ def from_pretrained(
     return model, tok
 
 # %% ../../nbs/77_export.ipynb #5c44529c
-def _model_card(run, folder):
-    "The model card of a run; '' where this version can't write one"
-    return ''
+# How the folder is used, for its card.
+USAGE = """from elleci.inference.export import from_pretrained
+from elleci.generation import generate
+model, tokenizer = from_pretrained('.')
+print(generate(model, tokenizer, 'Once upon a time'))"""
 
 # %% ../../nbs/77_export.ipynb #f680aa81
 def elleci_export(
@@ -488,9 +491,8 @@ def elleci_export(
     _parse_limit(max_shard_size)
     _check_new_folder(Path(out))
     config, tok, model = load_run(run, 'cpu')
-    save_pretrained(
-        model, out, tok, DTYPES.get(dtype), max_shard_size, config.train.seq_len, _model_card(run, out)
-    )
+    card = model_card(run, usage=USAGE)
+    save_pretrained(model, out, tok, DTYPES.get(dtype), max_shard_size, config.train.seq_len, card)
     size = sum((Path(out)/name).stat().st_size for name in weight_files(Path(out)))
     print(f"{out}: {fmt_bytes(size)} of weights; AutoModelForCausalLM.from_pretrained('{out}', "
           'trust_remote_code=True) loads them where elleci is installed')
