@@ -29,7 +29,6 @@ from ..data.tokenizer import tokenizer_from_content
 from ..generation import suppressed_ids
 from ..training.checkpoint import MODEL_FILE, checkpoints, checksum, disk_remedy, remove_own_folder
 from ..training.load import is_valid_packed, load_run
-from .model_card import model_card
 from .model_card import write_model_card
 
 
