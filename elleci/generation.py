@@ -15,17 +15,19 @@ import torch
 from torch import Tensor
 from .core import Fraction, NonNegativeInt, Range, Seed, UserError, is_out_of_memory, type_and_range
 from .layers.ffn import cache_ternary_weights
+from .decode_step import DecodeStep
 from .model import Elleci
 from .data.tokenizer import BOS, EOT, IM_END, IM_START, PAD, decode, encode_chat, encode_text
 
-# %% ../nbs/75_generate.ipynb #9c0be28b
+# %% ../nbs/75_generate.ipynb #ffcea1b7
 MAX_LENGTH = 2**17   # tokens of a text, prompt and continuation
 MaxTokens = Annotated[int, Range(1, MAX_LENGTH)]
 Temperature = Annotated[float, Range(0., 1000.)]
 TopP = Annotated[float, Range(.001, 1.)]
 RepetitionPenalty = Annotated[float, Range(.01, 100.)]
+GREEDY_BELOW = 1e-4   # a lower temperature leaves only the likeliest token a chance
 
-# %% ../nbs/75_generate.ipynb #c68b59c6
+
 def _check_number(
     name:str, # of a setting
     kind,     # its annotation, with a range
@@ -91,9 +93,6 @@ def penalize_repetition(
     "Divide the logits of what was seen, multiply them where they are negative (arXiv 1909.05858, §4.1)"
     return torch.where(seen, torch.where(logits > 0, logits/penalty, logits*penalty), logits)
 
-# %% ../nbs/75_generate.ipynb #e729bbe0
-GREEDY_BELOW = 1e-4   # a lower temperature leaves only the likeliest token a chance
-
 # %% ../nbs/75_generate.ipynb #bd7e11db
 def next_token_candidates(
     logits:Tensor, # (V,) fp32, on the CPU
@@ -137,11 +136,11 @@ def sample_token(
     if len(ids) == 1: return int(ids[0])
     return int(ids[torch.multinomial(probabilities, 1, generator=generator)])
 
-# %% ../nbs/75_generate.ipynb #2a962fad
+# %% ../nbs/75_generate.ipynb #260072b8
 # Tokens of a prompt that are read at once: from its beginning, and behind others.
 PREFILL_FIRST, PREFILL_NEXT = 2048, 256
 
-# %% ../nbs/75_generate.ipynb #6e1bd6e8
+
 def _prefill(
     model,
     prompts:list, # ids of each row, one or more
@@ -194,6 +193,7 @@ def _decode_steps(
 ): # yields for each step a dict, row: token id
     "The tokens that follow, for all rows at once"
     left = list(range(len(rows)))
+    step = DecodeStep(model, cache)
     for remaining in reversed(range(max_tokens)):
         tokens = {row: rows[row].choose(row_logits) for row, row_logits in zip(left, logits.cpu())}
         finished.update(row for row, token in tokens.items() if token in stop_ids)
@@ -203,7 +203,7 @@ def _decode_steps(
         if len(kept) < len(left): cache.select(kept)
         left = [left[i] for i in kept]
         ids = torch.tensor([[tokens[row]] for row in left], device=logits.device)
-        logits = model(ids, cache=cache)[:, -1]
+        logits = step(ids)
 
 # %% ../nbs/75_generate.ipynb #258ea874
 @contextlib.contextmanager
@@ -231,7 +231,7 @@ def _check_length(
             f'give at most {MAX_LENGTH:,} together.'
         )
 
-# %% ../nbs/75_generate.ipynb #5493a115
+
 def _check_prompts(
     model,
     prompts,    # of `generate_ids`
@@ -391,7 +391,7 @@ def _stream_rows(
     for row, text in enumerate(texts):
         if piece := text.finish(): yield row, piece
 
-# %% ../nbs/75_generate.ipynb #c0811cbb
+
 def _prompt_ids(
     tok,        # tokenizers.Tokenizer
     prompt:str,

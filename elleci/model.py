@@ -68,7 +68,7 @@ def with_tokens(
     block:nn.Module, # a `Block`, or what takes its place
     tokens:Tensor,   # (B, T) token ids of its input
 ): # called as the block is
-    "The block itself, or with the token ids if it reads them; what is kept of it for backward does not change"
+    "The block itself, or with the token ids if it reads them; autograd keeps nothing more for it"
     return functools.partial(block, tokens=tokens) if getattr(block, 'uses_tokens', False) else block
 
 # %% ../nbs/50_model.ipynb #1419cd7d
