@@ -405,6 +405,7 @@ def loss_svg(
 def write_model_card(
     run:str|Path,    # the run's folder
     folder:str|Path, # where README.md and loss.svg go, e.g. an exported model's; made if missing
+    usage:str=USAGE, # as for `model_card`
 )->Path: # the card
     "Write a model card and its loss curve; an existing README.md is not replaced"
     folder = Path(folder)
@@ -413,5 +414,5 @@ def write_model_card(
     steps = [e for e in read_records(run).steps if e['loss'] is not None]
     make_folder(folder)
     if steps: atomic_write(folder/'loss.svg', loss_svg(steps))
-    atomic_write(path, model_card(run, 'loss.svg' if steps else ''))
+    atomic_write(path, model_card(run, 'loss.svg' if steps else '', usage))
     return path
