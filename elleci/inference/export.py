@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['INDEX_FILE', 'MAX_SHARD_BYTES', 'PREFIX', 'DTYPES', 'CHECKSUM_FILE', 'EXPORT_FORMAT', 'LOADER_FILES', 'AUTO_MAP',
-           'CHAT_TEMPLATE', 'CHARACTER_FILE', 'OWN_FILES', 'split_into_shards', 'export_tensors', 'write_checksums',
-           'write_loader_files', 'hf_config', 'generation_config', 'save_pretrained', 'read_export_config',
-           'weight_files', 'verify_export', 'read_export_tokenizer', 'from_pretrained', 'elleci_export',
-           'export_command']
+           'CHAT_TEMPLATE', 'CHARACTER_FILE', 'OWN_FILES', 'USAGE', 'split_into_shards', 'export_tensors',
+           'write_checksums', 'write_loader_files', 'hf_config', 'generation_config', 'save_pretrained',
+           'read_export_config', 'weight_files', 'verify_export', 'read_export_tokenizer', 'from_pretrained',
+           'elleci_export', 'export_command']
 
-# %% ../../nbs/77_export.ipynb #fac39aaa
+# %% ../../nbs/77_export.ipynb #7e4b05b5
 import contextlib, dataclasses, json, os, re, stat
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,6 @@ from ..generation import suppressed_ids
 from ..training.checkpoint import MODEL_FILE, checkpoints, checksum, disk_remedy, remove_own_folder
 from ..training.load import is_valid_packed, load_run
 from .model_card import write_model_card
-
 
 # %% ../../nbs/77_export.ipynb #c45572eb
 INDEX_FILE = MODEL_FILE + '.index.json'
@@ -263,6 +262,13 @@ def _appears_whole(
         raise UserError(message) from None
 
 # %% ../../nbs/77_export.ipynb #19846fad
+# What the card says of how the folder is used.
+USAGE = """from elleci.inference.export import from_pretrained
+from elleci.generation import generate
+model, tokenizer = from_pretrained('.')
+print(generate(model, tokenizer, 'Once upon a time'))"""
+
+
 def _stored_dtype(
     tensors:dict, # from `export_tensors`
 )->torch.dtype:
@@ -302,7 +308,7 @@ def save_pretrained(
         atomic_write(new/'config.json', json.dumps(settings, indent=1))
         write_loader_files(new, isinstance(tok, CharTokenizer))
         if tok is not None: _write_tokenizer(new, tok, max_length)
-        if run is not None: write_model_card(run, new)
+        if run is not None: write_model_card(run, new, USAGE)
 
 # %% ../../nbs/77_export.ipynb #3a579137
 _RESTORE = 'restore it from a copy, or export the run again'
@@ -471,7 +477,7 @@ def from_pretrained(
         raise UserError(f'{folder} holds packed weights that are none of −1, 0, +1: {_RESTORE}.')
     return model, tok
 
-# %% ../../nbs/77_export.ipynb #545499ad
+# %% ../../nbs/77_export.ipynb #5c44529c
 def elleci_export(
     #: From and to: elleci_export --run runs/elleci-tiny --out elleci-tiny-exported
     run:str, # the run's folder, or that of a packed model
