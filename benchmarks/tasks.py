@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from elleci.config import ModelConfig
 from elleci.core import atomic_write, seed_everything
-from elleci.inference.tasks import copy_row, learn_task, recall_row, score_task
+from elleci.inference.tasks import copy_row, learn_task, recall_chance, recall_row, score_task
 from elleci.model import Elleci
 from tiny import ROOT, commit, hardware
 
@@ -35,7 +35,7 @@ WIDTHS = dict(
 # The pool of tokens, sizes that are trained on, sizes that are asked for, chance at a size.
 TASKS = dict(
     copy=(copy_row, range(5, 21), (2, 16), (2, 4, 8, 16, 32, 64), lambda size: 1/16),
-    recall=(recall_row, range(5, 21), (2, 8), (2, 4, 6, 8), lambda size: 1/size),
+    recall=(recall_row, range(5, 21), (2, 8), (2, 4, 6, 8), recall_chance),
 )
 
 def measure(task, pattern, steps, items):

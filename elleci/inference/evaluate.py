@@ -29,8 +29,8 @@ from ..training.checkpoint import MODEL_FILE, latest_checkpoint, model_folder
 from ..training.load import load_run
 from ..training.loop import ValidationTotals, token_byte_counts, validate
 from .likelihood import Context, EncodedText, score_documents
-from .tasks import LANGUAGES, cloze_items, copy_row, needle_row, recall_row
-from .tasks import score_cloze, score_task, text_tokens
+from .tasks import LANGUAGES, cloze_items, copy_row, needle_row, recall_chance
+from .tasks import recall_row, score_cloze, score_task, text_tokens
 
 # %% ../../nbs/77_evaluate.ipynb #c3ab2bd2
 def _has_tokens(
@@ -122,7 +122,7 @@ def _score_recall(model, tok, limit, seed):
     pool = text_tokens(tok)
     sizes = [pairs for pairs in RECALL_PAIRS if pairs <= len(pool)//2]
     rows = {pairs: _make_rows(recall_row, pool, pairs, limit, seed) for pairs in sizes}
-    return [score_task(f'{pairs} pairs', model, rows[pairs], 1/pairs) for pairs in sizes]
+    return [score_task(f'{pairs} pairs', model, rows[pairs], recall_chance(pairs)) for pairs in sizes]
 
 
 def _make_rows(make_row, pool, size, limit, seed):
@@ -165,7 +165,7 @@ TASKS = dict(
     perplexity='bits per byte: lower is better, 8 is noise; perplexity depends on the tokenizer as well',
     cloze='four candidates that fit the grammar: a rule that ignores the sentence stays at 25 %',
     copy='a string of random tokens, repeated: chance is one token of the vocabulary',
-    recall='the value behind each key: chance is a value drawn from those shown',
+    recall='the value behind each key: chance is one of the values that were not asked for yet',
     needle='two random tokens hidden in text: chance is one token of the vocabulary',
 )
 _SCORERS = dict(cloze=_score_cloze, copy=_score_copy, recall=_score_recall, needle=_score_needle)
