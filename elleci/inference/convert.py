@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['BLOCK_NAMES', 'OUTER_NAMES', 'WIDTHS', 'FIXED', 'VOCAB_MATRICES', 'mamba2_name', 'from_mamba2', 'to_mamba2']
 
-# %% ../../nbs/77_import.ipynb #8b827254
-import json
+# %% ../../nbs/77_import.ipynb #123cd89a
+import contextlib, json
 from pathlib import Path
 from typing import Any
 from dataclasses import dataclass, field
@@ -18,6 +18,8 @@ from ..config import ModelConfig
 from ..kernels.pointwise import EPS
 from ..model import Elleci
 from ..data.tokenizer import round_vocab
+from ..training.checkpoint import disk_remedy
+from ..training.watchdog import all_finite
 
 # %% ../../nbs/77_import.ipynb #e58ed2fc
 # Of a block: our name, theirs.
@@ -237,7 +239,7 @@ def _tensor(f, name, path):
     except Exception as e:
         raise UserError(f'{path} gives no {name} ({str(e)[:80]}): download it again.') from None
 
-# %% ../../nbs/77_import.ipynb #e3068de0
+# %% ../../nbs/77_import.ipynb #be75bcbd
 @torch.no_grad()
 def from_mamba2(
     folder:str|Path, # as `Mamba2ForCausalLM.save_pretrained` writes it
@@ -249,6 +251,8 @@ def from_mamba2(
     with torch.device('meta'): model = Elleci(config)
     model = model.to_empty(device='cpu')
     _fill(model, folder, settings)
+    if not all_finite(model):
+        raise UserError(f'{folder} holds weights that are not finite: download it again.')
     return config, model
 
 # %% ../../nbs/77_import.ipynb #60ea86ac
@@ -286,7 +290,7 @@ def _mamba2_settings(
     kind = dict(architectures=['Mamba2ForCausalLM'], model_type='mamba2', torch_dtype='float32')
     return kind | widths | choices
 
-# %% ../../nbs/77_import.ipynb #8583e736
+# %% ../../nbs/77_import.ipynb #b4d8b870
 def to_mamba2(
     model:Elleci,    # of pattern 'M', d_ff = 0, not ternary
     folder:str|Path, # a new one, or empty
@@ -297,13 +301,18 @@ def to_mamba2(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f'{folder} is not empty: give a new folder.')
     save_file = require('safetensors.torch', 'write a checkpoint').save_file
-    make_folder(folder)
     tensors = {}
     for name, p in model.named_parameters():
         tensor = p.detach().float().cpu()
         if name.endswith('conv_weight'): tensor = tensor[:, None]
         tensors[mamba2_name(name)] = tensor.contiguous()
     new = folder/'model.safetensors.new'
-    save_file(tensors, new, metadata={'format': 'pt'})
-    atomic_write(folder/'config.json', json.dumps(_mamba2_settings(model.cfg), indent=2) + '\n')
-    replace_file(new, folder/'model.safetensors')
+    try:
+        make_folder(folder)
+        save_file(tensors, new, metadata={'format': 'pt'})
+        atomic_write(folder/'config.json', json.dumps(_mamba2_settings(model.cfg), indent=2) + '\n')
+        replace_file(new, folder/'model.safetensors')
+    except Exception as e:
+        with contextlib.suppress(OSError): new.unlink(missing_ok=True)
+        with contextlib.suppress(OSError): (folder/'config.json').unlink(missing_ok=True)
+        raise UserError(f'{folder} could not be written ({e}): {disk_remedy(e)}.') from None

@@ -5,12 +5,14 @@
 # %% auto #0
 __all__ = ['GGUF_NAMES', 'OUTER_GGUF_NAMES', 'gguf_tensors', 'to_gguf']
 
-# %% ../../nbs/77_gguf.ipynb #c68830d6
+# %% ../../nbs/77_gguf.ipynb #f30fc9af
+import contextlib
 from pathlib import Path
 import torch
 from ..core import UserError, replace_file, require
 from ..kernels.pointwise import EPS
 from ..model import Elleci
+from ..training.checkpoint import disk_remedy
 
 # %% ../../nbs/77_gguf.ipynb #8e93f74a
 # Of a block: our name, theirs after 'blk.<number>.'.
@@ -54,18 +56,12 @@ def gguf_tensors(
         tensors[f'blk.{block}.{GGUF_NAMES[rest]}' if block else OUTER_GGUF_NAMES[rest]] = tensor
     return tensors
 
-# %% ../../nbs/77_gguf.ipynb #170ded46
-def to_gguf(
-    model:Elleci,  # a pure Mamba-2 model
-    path:str|Path, # of the file, which must not be there yet
+# %% ../../nbs/77_gguf.ipynb #decab467
+def _add_settings(
+    writer, # a `gguf.GGUFWriter`
+    c,      # the model's `ModelConfig`
 ):
-    "Write a GGUF file of architecture mamba2, in fp32, without a vocabulary; `UserError` if it cannot"
-    gguf = require('gguf', 'write a GGUF file')
-    path = Path(path)
-    if path.exists(): raise UserError(f'{path} is there already: give another name.')
-    tensors, c = gguf_tensors(model), model.cfg
-    new = path.with_name(path.name + '.new')
-    writer = gguf.GGUFWriter(new, 'mamba2')
+    "The keys that llama.cpp reads for architecture mamba2"
     # A recurrent model has no limit; their converter writes this number.
     writer.add_context_length(2**20)
     writer.add_embedding_length(c.d_model)
@@ -80,9 +76,27 @@ def to_gguf(
     writer.add_ssm_group_count(c.ngroups)
     writer.add_layer_norm_rms_eps(EPS)
     writer.add_tokenizer_model('no_vocab')
+
+# %% ../../nbs/77_gguf.ipynb #618b4617
+def to_gguf(
+    model:Elleci,  # a pure Mamba-2 model
+    path:str|Path, # of the file, which must not be there yet
+):
+    "Write a GGUF file of architecture mamba2, in fp32, without a vocabulary; `UserError` if it cannot"
+    gguf = require('gguf', 'write a GGUF file')
+    path = Path(path)
+    if path.exists(): raise UserError(f'{path} is there already: give another name.')
+    tensors, c = gguf_tensors(model), model.cfg
+    new = path.with_name(path.name + '.new')
+    writer = gguf.GGUFWriter(new, 'mamba2')
+    _add_settings(writer, c)
     for name, tensor in tensors.items(): writer.add_tensor(name, tensor.contiguous().numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    replace_file(new, path)
+    try:
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        replace_file(new, path)
+    except Exception as e:
+        with contextlib.suppress(OSError): new.unlink(missing_ok=True)
+        raise UserError(f'{path} could not be written ({e}): {disk_remedy(e)}.') from None
