@@ -157,6 +157,7 @@ def main():
     a = p.parse_args()
     os.environ['HF_HUB_OFFLINE'] = '1'
     torch.set_num_threads(1)
+    measured_commit = commit()
     cases = []
     for name in ['elleci-tiny'] if a.dry else a.presets.split(','):
         todo = subjects(preset(name).model)
@@ -170,7 +171,7 @@ def main():
         hardware=hardware(),
         torch=torch.__version__,
         transformers=getattr(optional('transformers'), '__version__', None),
-        commit=commit(),
+        commit=measured_commit,
         date=datetime.datetime.now(datetime.timezone.utc).strftime('%Y-%m-%d %H:%M UTC'),
         cases=cases,
     )
