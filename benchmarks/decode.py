@@ -165,7 +165,8 @@ def main():
             n, rounds = (4, 1) if a.dry else (a.tokens, a.rounds)
             cases.append(r := measure(name, todo, batch, prompt, n, rounds))
             print(f"{name}, batch {batch}, prompt {prompt}: tokens/s {r['tokens_per_second']}", flush=True)
-            if 'faster' in r: print(f"  {r['faster']} × transformers, {r['same_text']=}", flush=True)
+            if 'faster' not in r: continue
+            print(f"  {r['faster']} × transformers, the same text: {r['same_text']}", flush=True)
     if a.dry: return
     result = dict(
         hardware=hardware(),
