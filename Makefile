@@ -26,7 +26,7 @@ test-browser: .venv/dev  ## dashboard and planner in JupyterLab, driven in Chrom
 lab: .venv/dev    ## read and run the notebooks
 	$(BIN)/jupyter lab --notebook-dir=nbs --config=.ci/jupyter_server_config.py
 
-bench: .venv/run  ## train elleci-tiny, and with several state sizes; time its loop; with 8-bit optimizers, ternary or not; pack the 1.5B model; time the account and the scan on this CPU, and two trainings at once; what was measured goes to data/results
+bench: .venv/run  ## train elleci-tiny, and with several state sizes; time its loop; with 8-bit optimizers, ternary or not; pack the 1.5B model; decode on this CPU, against transformers; time the account and the scan on this CPU, and two trainings at once; what was measured goes to data/results
 	$(BIN)/python benchmarks/tiny.py
 	$(BIN)/python benchmarks/loop.py
 	$(BIN)/python benchmarks/d_state.py
@@ -35,6 +35,7 @@ bench: .venv/run  ## train elleci-tiny, and with several state sizes; time its l
 	$(BIN)/python benchmarks/lion8.py
 	$(BIN)/python benchmarks/ternary.py
 	$(BIN)/python benchmarks/packed.py
+	$(BIN)/python benchmarks/decode.py
 	$(BIN)/python benchmarks/two_runs.py
 
 bench-gpu: .venv/run  ## everything that is measured on a GPU, in at most 8 minutes; goes to data/results

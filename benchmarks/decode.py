@@ -157,6 +157,7 @@ def main():
     a = p.parse_args()
     os.environ['HF_HUB_OFFLINE'] = '1'
     torch.set_num_threads(1)
+    measured_commit = commit()
     cases = []
     for name in ['elleci-tiny'] if a.dry else a.presets.split(','):
         todo = subjects(preset(name).model)
@@ -164,13 +165,14 @@ def main():
             n, rounds = (4, 1) if a.dry else (a.tokens, a.rounds)
             cases.append(r := measure(name, todo, batch, prompt, n, rounds))
             print(f"{name}, batch {batch}, prompt {prompt}: tokens/s {r['tokens_per_second']}", flush=True)
-            if 'faster' in r: print(f"  {r['faster']} × transformers, {r['same_text']=}", flush=True)
+            if 'faster' not in r: continue
+            print(f"  {r['faster']} × transformers, the same text: {r['same_text']}", flush=True)
     if a.dry: return
     result = dict(
         hardware=hardware(),
         torch=torch.__version__,
         transformers=getattr(optional('transformers'), '__version__', None),
-        commit=commit(),
+        commit=measured_commit,
         date=datetime.datetime.now(datetime.timezone.utc).strftime('%Y-%m-%d %H:%M UTC'),
         cases=cases,
     )

@@ -12,10 +12,12 @@ from .layers.cache import Cache
 
 # %% ../nbs/51_decode_step.ipynb #77a72393
 def why_no_graph(
-    cache:Cache,
+    model,       # an `Elleci`
+    cache:Cache, # of its prompts
 )->str|None: # a reason; None where a step can be recorded
-    "Why decoding steps with this cache cannot be a CUDA graph"
+    "Why decoding steps cannot be a CUDA graph"
     if cache.layers[0].device.type != 'cuda': return f'the model is on the {cache.layers[0].device.type}'
+    if model.cfg.router != 'none': return 'the model has a router: what a step computes depends on the token'
     if any(layer.grows for layer in cache.layers): return 'the cache grows: give new_cache a max_len'
     if cache.padding is not None and cache.length < int(cache.padding.max()):
         return 'a row has only padding so far: read the prompts first'
@@ -31,7 +33,7 @@ class DecodeStep:
     ):
         self.model = model
         self.cache = cache
-        self.why_not = why_no_graph(cache)
+        self.why_not = why_no_graph(model, cache)
         self.static = self.why_not is None if static is None else static
         self.addresses = None      # of the cache's tensors for which everything below holds
         self.graph = None

@@ -5,16 +5,16 @@
 # %% auto #0
 __all__ = ['FIRST_ROOM', 'LayerCache', 'Cache']
 
-# %% ../../nbs/22_cache.ipynb #465ac8f6
+# %% ../../nbs/22_cache.ipynb #d655139a
 import contextlib
 import torch
 from torch import Tensor
 from ..core import UserError, fmt_bytes
 
-# %% ../../nbs/22_cache.ipynb #8f2cbdde
+# %% ../../nbs/22_cache.ipynb #ac8867f7
 FIRST_ROOM = 64   # tokens for which a cache without `max_len` first makes room; it doubles when they are used
 
-# %% ../../nbs/22_cache.ipynb #8d122707
+# %% ../../nbs/22_cache.ipynb #77bac3da
 class LayerCache:
     "What one layer keeps of the tokens before: states of a fixed size, and entries, one for each token"
     def __init__(self,
@@ -208,7 +208,7 @@ class LayerCache:
         # States are replaced, but entries are written in place, behind the length that counts them.
         for t in self.entries.values(): t[:, self.length:] = 0
 
-# %% ../../nbs/22_cache.ipynb #72eef77b
+# %% ../../nbs/22_cache.ipynb #acd748dd
 def _check_padding(
     padding:Tensor|None, # tokens of left padding of each row
     batch:int,           # rows
@@ -222,7 +222,7 @@ def _check_padding(
     if not padding.is_meta and bool((padding < 0).any()):
         raise UserError(f'padding holds {int(padding.min())}: give 0 or more tokens per row.')
 
-# %% ../../nbs/22_cache.ipynb #dd335944
+# %% ../../nbs/22_cache.ipynb #620c4531
 class Cache:
     "What a model keeps of the tokens that it has read, in every layer; rows may begin with padding"
     def __init__(self,
