@@ -18,7 +18,7 @@ FLOORS = {
     'memory': 1,
     'kernels': 2,
     'layers': 3,
-    'model': 4, 'data': 4, 'optim': 4,
+    'model': 4, 'decode_step': 4, 'data': 4, 'optim': 4,
     'engine': 5, 'generation': 5,
     'planning': 6,
     'training': 7,

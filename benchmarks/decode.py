@@ -164,7 +164,7 @@ def main():
             n, rounds = (4, 1) if a.dry else (a.tokens, a.rounds)
             cases.append(r := measure(name, todo, batch, prompt, n, rounds))
             print(f"{name}, batch {batch}, prompt {prompt}: tokens/s {r['tokens_per_second']}", flush=True)
-            if 'faster' in r: print(f"  {r['faster']} × transformers, same text: {r['same_text']}", flush=True)
+            if 'faster' in r: print(f"  {r['faster']} × transformers, {r['same_text']=}", flush=True)
     if a.dry: return
     result = dict(
         hardware=hardware(),

@@ -5,30 +5,16 @@
 # %% auto #0
 __all__ = ['FIRST_ROOM', 'LayerCache', 'Cache']
 
-# %% ../../nbs/22_cache.ipynb #d3a48b50
+# %% ../../nbs/22_cache.ipynb #465ac8f6
 import contextlib
 import torch
 from torch import Tensor
 from ..core import UserError, fmt_bytes
 
-# %% ../../nbs/22_cache.ipynb #862abd57
-def _check_padding(
-    padding:Tensor|None, # tokens of left padding of each row
-    batch:int,           # rows
-):
-    "Raise `UserError` unless padding is None or an int64 tensor (batch,) of counts"
-    if padding is None: return
-    if not isinstance(padding, Tensor) or padding.dtype != torch.int64 or padding.shape != (batch,):
-        given = f'{str(padding.dtype)[6:]} of shape {tuple(padding.shape)}' if isinstance(padding, Tensor) \
-            else repr(padding)
-        raise UserError(f'padding is {given}: give an int64 tensor of shape ({batch},), tokens per row.')
-    if not padding.is_meta and bool((padding < 0).any()):
-        raise UserError(f'padding holds {int(padding.min())}: give 0 or more tokens per row.')
-
-# %% ../../nbs/22_cache.ipynb #49706d97
+# %% ../../nbs/22_cache.ipynb #8f2cbdde
 FIRST_ROOM = 64   # tokens for which a cache without `max_len` first makes room; it doubles when they are used
 
-# %% ../../nbs/22_cache.ipynb #845e11d2
+# %% ../../nbs/22_cache.ipynb #8d122707
 class LayerCache:
     "What one layer keeps of the tokens before: states of a fixed size, and entries, one for each token"
     def __init__(self,
@@ -41,6 +27,7 @@ class LayerCache:
         self.grows = grows
         self.length = 0         # tokens read, padding included
         self.from_weights = None # what `derived` keeps
+        self.position = None    # of a static cache: (1,) int64, `length` on the device
         self.share(None, {})
 
     def share(self, padding, shared):
@@ -86,6 +73,22 @@ class LayerCache:
                 f'make it with max_len of {end} or more.'
             )
 
+    def writable(self,
+        name:str, # of a state
+    )->Tensor: # its value, to be written over and given to `put`
+        "A copy, since a step may have to be undone; the state itself in a static cache"
+        state = self.states[name]
+        return state.clone() if self.position is None else state
+
+    def put(self,
+        name:str,     # of a state
+        state:Tensor, # its next value, which is not written to afterwards
+    ):
+        "Replace a state; in a static cache its values, where they are"
+        old = self.states[name]
+        if self.position is None: self.states[name] = state.detach().to(old.dtype)
+        elif state is not old: old.copy_(state.detach())
+
     def advance(self, T):
         "Count T more tokens, when they have been read"
         self.length += T
@@ -93,8 +96,13 @@ class LayerCache:
     def append(self,
         **new:Tensor, # for each of `entries`: (B, T, …)
     )->dict: # name: (B, length + T, …), of all tokens so far
-        "Keep what new tokens add, behind what is there"
+        "Keep what new tokens add, behind what is there; a static cache returns all of its room"
         T = next(iter(new.values())).shape[1]
+        if self.position is not None:
+            at = self._next(T, self.device)
+            for name, t in new.items():
+                self.entries[name].index_copy_(1, at, t.detach().to(self.entries[name].dtype))
+            return {name: self.entries[name] for name in new}
         start, end = self.length, self.length + T
         if self.grows: self._make_room(end)
         for name, t in new.items(): self.entries[name][:, start:end] = t.detach()
@@ -139,8 +147,7 @@ class LayerCache:
         "Which of the next T tokens are padding"
         if self.length >= self.max_padding: return None
         def compute():
-            at = torch.arange(self.length, self.length + T, device=device)
-            return at < self.padding[:, None]
+            return self._next(T, device) < self.padding[:, None]
         return self.once(T, 'is_padding', compute)
 
     def mask(self,
@@ -151,25 +158,30 @@ class LayerCache:
         if is_padding is None: return t
         return t.masked_fill(is_padding.view(*t.shape[:2], *[1]*(t.ndim - 2)), 0)
 
+    def _next(self, T, device):
+        "The places of the next T tokens (T,), padding counted"
+        if self.position is not None: return self.position + torch.arange(T, device=device)
+        return torch.arange(self.length, self.length + T, device=device)
+
     def positions(self,
         T:int,  # tokens of this call
         device, # where they are needed
     )->Tensor: # (1, T) or (B, T) int64
         "Where each of the next T tokens stands in its text; 0 for padding"
         def compute():
-            at = torch.arange(self.length, self.length + T, device=device)[None]
+            at = self._next(T, device)[None]
             return at if self.padding is None else (at - self.padding[:, None]).clamp_(min=0)
         return self.once(T, 'positions', compute)
 
     def visible(self,
         T:int,  # tokens of this call
         device, # where it is needed
-    )->Tensor|None: # (1 or B, T, length + T) bool; None where all see all
+    )->Tensor|None: # (1 or B, T, number of entries) bool; None where all see all
         "Which entries each of the next T tokens may see: those up to itself, text or padding as itself"
-        if T == 1 and not self.max_padding: return None
+        if T == 1 and not self.max_padding and self.position is None: return None
         def compute():
-            keys = torch.arange(self.length + T, device=device)
-            queries = keys[self.length:]
+            keys = torch.arange(self.length + T if self.position is None else self.room, device=device)
+            queries = self._next(T, device)
             seen = (keys <= queries[:, None])[None]
             if not self.max_padding: return seen
             # Padding sees padding: a softmax over nothing would be NaN, and NaN would spread.
@@ -196,7 +208,21 @@ class LayerCache:
         # States are replaced, but entries are written in place, behind the length that counts them.
         for t in self.entries.values(): t[:, self.length:] = 0
 
-# %% ../../nbs/22_cache.ipynb #a5cf6047
+# %% ../../nbs/22_cache.ipynb #72eef77b
+def _check_padding(
+    padding:Tensor|None, # tokens of left padding of each row
+    batch:int,           # rows
+):
+    "Raise `UserError` unless padding is None or an int64 tensor (batch,) of counts"
+    if padding is None: return
+    if not isinstance(padding, Tensor) or padding.dtype != torch.int64 or padding.shape != (batch,):
+        given = f'{str(padding.dtype)[6:]} of shape {tuple(padding.shape)}' if isinstance(padding, Tensor) \
+            else repr(padding)
+        raise UserError(f'padding is {given}: give an int64 tensor of shape ({batch},), tokens per row.')
+    if not padding.is_meta and bool((padding < 0).any()):
+        raise UserError(f'padding holds {int(padding.min())}: give 0 or more tokens per row.')
+
+# %% ../../nbs/22_cache.ipynb #dd335944
 class Cache:
     "What a model keeps of the tokens that it has read, in every layer; rows may begin with padding"
     def __init__(self,
@@ -251,6 +277,19 @@ class Cache:
             for layer, snapshot in zip(self.layers, before): layer.restore(snapshot)
             raise
         finally: self.shared.clear()
+
+    @contextlib.contextmanager
+    def static(self,
+        position:Tensor, # (1,) int64, `length` on the device; the caller counts it on
+    ):
+        """Within it all tensors stay where they are, as a CUDA graph wants it (`51_decode_step`)
+
+        Steps read all the room, mask what is not in use, and write over the states: they cannot be undone.
+        """
+        for layer in self.layers: layer.position = position
+        try: yield
+        finally:
+            for layer in self.layers: layer.position = None
 
     def select(self,
         rows, # list, or int64 tensor (n,): indices of rows; a row may be taken more than once

@@ -204,7 +204,7 @@ def _states(cache, u, log_rate, log_freq, chunk_size, seq_idx):
         h = eigenstate_step(state, u[:, 0], log_rate, log_freq)[:, None]
     else:
         h = eigenstate_scan(u, log_rate, log_freq, state, None, chunk_size)
-    cache.states['state'] = h[:, -1].detach().to(state.dtype, copy=True)
+    cache.put('state', h[:, -1].clone())
     cache.advance(u.shape[1])
     return h.to(compute_dtype(u))
 

@@ -50,9 +50,10 @@ def half_life(
 def _slide_window(cache, xBC):
     "The convolution's window before xBC (None without a cache), slid on to its end"
     if cache is None: return None
-    kept = cache.states['conv']
-    window = kept.to(xBC.dtype)
-    cache.states['conv'] = torch.cat([window, xBC], 1)[:, xBC.shape[1]:].detach().to(kept.dtype)
+    # A copy, since a static cache is written in place.
+    window = cache.states['conv'].to(xBC.dtype, copy=True)
+    n = min(xBC.shape[1], window.shape[1])
+    cache.put('conv', torch.cat([window, xBC[:, xBC.shape[1] - n:]], 1)[:, n:])
     return window
 
 # %% ../../nbs/22_mamba2.ipynb #cb348953
@@ -60,15 +61,15 @@ def _scan(cache, x, dt, A, B, C, D, chunk_size, seq_idx):
     "SSD over x (B, T, H, P); with a cache, from its state to its state"
     if cache is None: return ssd(x, dt, A, B, C, chunk_size, D, seq_idx=seq_idx, check=False)
     dt = cache.mask(dt)
-    state = cache.states['ssm']
     if x.shape[1] == 1:
-        state = state.clone()                            # `ssd_decode` updates it in place
+        state = cache.writable('ssm')                    # `ssd_decode` updates it in place
         y = ssd_decode(state, x[:, 0], dt[:, 0], A, B[:, 0], C[:, 0], D)[:, None]
     else:
+        state = cache.states['ssm']
         y, state = ssd(
             x, dt, A, B, C, chunk_size, D, initial_state=state, return_final_state=True, check=False
         )
-    cache.states['ssm'] = state.detach()
+    cache.put('ssm', state)
     return y
 
 # %% ../../nbs/22_mamba2.ipynb #215e3585

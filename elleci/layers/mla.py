@@ -105,7 +105,7 @@ def _split_weight(
     w = _weight_operand(m.kv_up, dtype).detach().unflatten(0, (c.n_attn_heads, -1))
     return w.split([c.qk_nope_head_dim, c.v_head_dim], 1)
 
-# %% ../../nbs/31_mla.ipynb #fe06c0a7
+# %% ../../nbs/31_mla.ipynb #d95beaf0
 def _decode_attention(
     m:nn.Module,   # an `MLA`
     q_nope:Tensor, # (B, T, H, nope) queries of the last T of S positions
@@ -160,7 +160,7 @@ class MLA(nn.Module):
     "Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, §2.1): causal within each document"
     def __init__(self,
         cfg:ModelConfig,  # its widths: d_model, n_attn_heads, the head dims, kv_lora_rank; and rope_theta
-        linear=nn.Linear, # class of the four projections; with `input_operand`, generation is exact for it too
+        linear=nn.Linear, # class of the four projections; with `input_operand`, generation is exact too
     ):
         super().__init__()
         self.cfg = cfg

@@ -323,8 +323,8 @@ def _mla(
     kv_up = _linear(c, s, n, r, H*(c.qk_nope_head_dim + v))
     # Values narrower than keys are padded; cutting the padding off makes a copy.
     o_proj = _linear(c, s, n, H*v, c.d_model, input_saved_elsewhere=v >= key)
-    parts = [f'{part} of the {x} angle' for part in ('cosine', 'sine') for x in ('query', 'key')]
-    angles = dict.fromkeys(parts, 4*n*rope//2)
+    # Queries and keys are rotated by the same angles.
+    angles = dict.fromkeys(('cosine of the angle', 'sine of the angle'), 4*n*rope//2)
     attention = {x: s*n*H*max(key, v) for x in ('queries', 'keys', 'values', 'output')}
     return (
         _prefixed('q_proj', q_proj)
