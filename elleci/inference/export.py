@@ -6,7 +6,8 @@
 __all__ = ['INDEX_FILE', 'MAX_SHARD_BYTES', 'PREFIX', 'DTYPES', 'CHECKSUM_FILE', 'EXPORT_FORMAT', 'LOADER_FILES', 'AUTO_MAP',
            'CHAT_TEMPLATE', 'CHARACTER_FILE', 'OWN_FILES', 'split_into_shards', 'export_tensors', 'write_checksums',
            'write_loader_files', 'hf_config', 'generation_config', 'save_pretrained', 'read_export_config',
-           'weight_files', 'verify_export', 'read_export_tokenizer', 'from_pretrained', 'export_command']
+           'weight_files', 'verify_export', 'read_export_tokenizer', 'from_pretrained', 'elleci_export',
+           'export_command']
 
 # %% ../../nbs/77_export.ipynb #fac39aaa
 import contextlib, dataclasses, json, os, re, stat
@@ -472,22 +473,6 @@ def from_pretrained(
     return model, tok
 
 # %% ../../nbs/77_export.ipynb #545499ad
-<<<<<<< ours
-# How the folder is used, for its card.
-USAGE = """from elleci.inference.export import from_pretrained
-from elleci.generation import generate
-model, tokenizer = from_pretrained('.')
-print(generate(model, tokenizer, 'Once upon a time'))"""
-%%%%CELL code
-#| export
-||||||| base
-def _model_card(run, folder):
-    "The model card of a run; '' where this version can't write one"
-    return ''
-%%%%CELL code
-#| export
-=======
->>>>>>> theirs
 def elleci_export(
     #: From and to: elleci_export --run runs/elleci-tiny --out elleci-tiny-exported
     run:str, # the run's folder, or that of a packed model
@@ -504,16 +489,7 @@ def elleci_export(
     _parse_limit(max_shard_size)
     _check_new_folder(Path(out))
     config, tok, model = load_run(run, 'cpu')
-<<<<<<< ours
-    card = model_card(run, usage=USAGE)
-    save_pretrained(model, out, tok, DTYPES.get(dtype), max_shard_size, config.train.seq_len, card)
-||||||| base
-    save_pretrained(
-        model, out, tok, DTYPES.get(dtype), max_shard_size, config.train.seq_len, _model_card(run, out)
-    )
-=======
     save_pretrained(model, out, tok, DTYPES.get(dtype), max_shard_size, config.train.seq_len, run)
->>>>>>> theirs
     size = sum((Path(out)/name).stat().st_size for name in weight_files(Path(out)))
     print(f"{out}: {fmt_bytes(size)} of weights; AutoModelForCausalLM.from_pretrained('{out}', "
           'trust_remote_code=True) loads them where elleci is installed')
