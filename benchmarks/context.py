@@ -1,4 +1,4 @@
-"""What context is worth: bits per byte of a run's validation text against the tokens that a prediction may see,
+"""What context is worth: bits per byte of a run's validation text against the tokens a prediction may see,
 in blocks laid end to end, in windows that overlap by half, and of whole documents through the caches:
 data/results/context-<commit>.json, which 77_bits_per_byte draws.
 

@@ -14,12 +14,8 @@ Parts, each in a process of its own, so that what one breaks is not lost to the 
             memory
   block     a Mamba-2 block of recipe A, with kernels and without; its peak against the account's
   fused     convolution, norms, SwiGLU's gate: GB/s, against plain torch
-<<<<<<< HEAD
   attention documents in one launch against a mask, T from 1k to 32k: time, peak memory
-  decode    one token for many rows
-=======
   decode    one token for many rows; a token of the whole 1.5B model, with a CUDA graph and without
->>>>>>> cache
   bitnet    ternary layers against bf16 ones, with both backward passes; packed weights at batch one
   loss      linear cross-entropy against Liger's (where installed) and torch's: time and peak memory
   account   thirty training configurations, peaks predicted against measured; the allocator's history replayed
@@ -44,12 +40,8 @@ PARTS = dict(
     ssd=110,
     block=30,
     fused=25,
-<<<<<<< HEAD
     attention=40,
-    decode=15,
-=======
     decode=40,
->>>>>>> cache
     bitnet=60,
     loss=60,
     account=100,

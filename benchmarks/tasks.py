@@ -1,7 +1,7 @@
-"""What each mixer can remember: small models trained on copying and on associative recall, then asked for more:
+"""What each mixer can remember: small models trained on copying or on associative recall, and asked for more:
 data/results/tasks-<commit>.json, which 77_copy_and_recall draws.
 
-    python benchmarks/tasks.py [--steps N] [--dry]
+    python benchmarks/tasks.py [--steps N] [--tasks copy recall] [--dry]
 
 All models have the same width and see the same rows; MMMA has four layers and the others two. Takes some
 minutes on a CPU.
@@ -27,7 +27,7 @@ WIDTHS = dict(
     qk_rope_head_dim=16,
     v_head_dim=32,
     kv_lora_rank=32,
-    rope_theta=100.,
+    rope_theta=10.,
     n_eigenstates=64,
     d_ff=128,
     ternary=False,
@@ -35,7 +35,7 @@ WIDTHS = dict(
 # The pool of tokens, sizes that are trained on, sizes that are asked for, chance at a size.
 TASKS = dict(
     copy=(copy_row, range(5, 21), (2, 16), (2, 4, 8, 16, 32, 64), lambda size: 1/16),
-    recall=(recall_row, range(5, 37), (2, 8), (2, 4, 8, 16), lambda size: 1/size),
+    recall=(recall_row, range(5, 21), (2, 8), (2, 4, 6, 8), lambda size: 1/size),
 )
 
 def measure(task, pattern, steps, items):
@@ -70,7 +70,8 @@ def measure(task, pattern, steps, items):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument('--steps', type=int, default=600)
+    p.add_argument('--steps', type=int, default=400)
+    p.add_argument('--tasks', nargs='+', choices=list(TASKS), default=list(TASKS))
     p.add_argument('--dry', action='store_true', help='few steps, nothing is written')
     a = p.parse_args()
     result = dict(
@@ -81,7 +82,7 @@ def main():
         widths=WIDTHS,
         runs=[],
     )
-    for task in TASKS:
+    for task in a.tasks:
         for pattern in LAYERS:
             steps, items = (3, 4) if a.dry else (a.steps, 200)
             result['runs'].append(measure(task, pattern, steps, items))

@@ -16,7 +16,7 @@ from ..core import Fraction, NonNegativeInt, Range, Seed, UserError, atomic_writ
 from ..command_line import run_command
 from ..data.tokenizer import BOS, EOT, IM_END, IM_START, ROLES, chatml, encode_chat, encode_text
 from ..generation import MAX_LENGTH, MaxTokens, RepetitionPenalty, Sampling, Temperature, TextStream
-from ..generation import TopP, check_stop, suppressed_ids, token_steps
+from ..generation import TopP, check_number, check_stop, suppressed_ids, token_steps
 from ..training.load import load_run
 
 # %% ../../nbs/77_chat.ipynb #6bf013e2
@@ -63,23 +63,23 @@ class Chat:
         sampling:Sampling=Sampling(),
         stop=(),        # a text, or several: a reply ends before the first of them
     ):
-        Context.__metadata__[0].check('context', context)
+        check_number('context', Context, context)
         self.model = model
         self.tok = tok
         self.context = context
         self.max_tokens = min(256, context//2) if max_tokens is None else max_tokens
-        Range(1, context - 1).check('max_tokens', self.max_tokens)
+        check_number('max_tokens', Annotated[int, Range(1, context - 1)], self.max_tokens)
         self.sampling = sampling
         self.stop = check_stop(stop)
         self.suppressed = [*suppressed_ids(tok), IM_START]
         self.opening = [IM_START] + encode_text(tok, 'assistant\n')
         self.closing = [IM_END] + encode_text(tok, '\n')
         self.system = [_make_turn(tok, 'system', system)] if system else []
-        self.saved_to = None
         self.reset()
 
     def reset(self):
         "Forget everything but the system prompt"
+        self.saved_to = None
         self.messages = [turn.message for turn in self.system]
         self.turns = []         # those that the model is shown: messages and replies in turn
         self.num_forgotten = 0  # exchanges, before the latest reply
@@ -146,7 +146,7 @@ class Chat:
         "The tokens of a reply, through the cache if it holds the beginning of `ids`"
         if self.cache is None or self.cached_ids != ids[:len(self.cached_ids)]:
             self.cached_ids = []
-            self.cache = self.model.new_cache(1)
+            self.cache = self.model.new_cache(1, self.context)
         settings = (self.max_tokens, self.sampling, (EOT, IM_END), self.suppressed)
         finished = set()
         for tokens in token_steps(self.model, [ids], *settings, finished, self.cache):
@@ -171,13 +171,15 @@ class Chat:
         if not str(path): raise UserError('There is no file name: give one, such as chat.jsonl.')
         # A reply may spell a special token, which no training would read.
         chatml(self.messages)
-        path = Path(path).expanduser()
-        if path != self.saved_to and (path.exists() or path.is_symlink()):
-            raise UserError(f'{path} is there already: give another name.')
-        try: atomic_write(path, json.dumps(dict(messages=self.messages), ensure_ascii=False) + '\n')
-        except (OSError, ValueError) as e:
+        content = json.dumps(dict(messages=self.messages), ensure_ascii=False) + '\n'
+        try:
+            path = Path(path).expanduser()
+            is_taken = path != self.saved_to and (path.exists() or path.is_symlink())
+            if not is_taken: atomic_write(path, content)
+        except (OSError, ValueError, RuntimeError) as e:
             reason = getattr(e, 'strerror', None) or e
             raise UserError(f'{str(path)[:200]} cannot be written ({reason}): give another place.') from None
+        if is_taken: raise UserError(f'{path} is there already: give another name.')
         self.saved_to = path
 
 # %% ../../nbs/77_chat.ipynb #9a93149b

@@ -286,7 +286,7 @@ def _accuracy_lines(task, found):
     for f in found:
         yield (
             f"{f['name']:26} {f['num_items']:6,} {f['accuracy']:7.1%} "
-            f"{f['interval_low']:7.1%} – {f['interval_high']:6.1%} {f['chance']:7.1%}"
+            f"{f['interval_low']:7.1%} – {f['interval_high']:6.1%} {f['chance']:7.2%}"
         )
 
 # %% ../../nbs/77_evaluate.ipynb #9e545c78

@@ -29,7 +29,7 @@ from ..data.tokenizer import tokenizer_from_content
 from ..generation import suppressed_ids
 from ..training.checkpoint import MODEL_FILE, checkpoints, checksum, disk_remedy, remove_own_folder
 from ..training.load import is_valid_packed, load_run
-from .model_card import model_card
+from .model_card import write_model_card
 
 # %% ../../nbs/77_export.ipynb #c45572eb
 INDEX_FILE = MODEL_FILE + '.index.json'
@@ -89,6 +89,8 @@ def _write_shards(
         index = dict(metadata=dict(total_size=total), weight_map=weight_map)
         atomic_write(folder/INDEX_FILE, json.dumps(index, indent=1))
     write_checksums(folder, list(shards))
+    # safetensors writes files that nobody else may read.
+    for file in shards: (folder/file).chmod(stat.S_IMODE((folder/CHECKSUM_FILE).stat().st_mode))
 
 # %% ../../nbs/77_export.ipynb #8a4dfbb2
 CHECKSUM_FILE = 'checksums.json'
@@ -220,7 +222,8 @@ def _write_tokenizer(
 
 # %% ../../nbs/77_export.ipynb #f5ee44e5
 OWN_FILES = '|'.join((
-    r'model(-\d{5}-of-\d{5})?\.safetensors', re.escape(INDEX_FILE), r'README\.md', r'\w+\.json', r'\w+\.py',
+    r'model(-\d{5}-of-\d{5})?\.safetensors', re.escape(INDEX_FILE), r'\w+\.json', r'\w+\.py',
+    r'README\.md', r'loss\.svg',
     r'.*\.new', r'\.tmp\w{6}',
 ))
 
@@ -259,6 +262,13 @@ def _appears_whole(
         raise UserError(message) from None
 
 # %% ../../nbs/77_export.ipynb #19846fad
+# What the card says of how the folder is used.
+USAGE = """from elleci.inference.export import from_pretrained
+from elleci.generation import generate
+model, tokenizer = from_pretrained('.')
+print(generate(model, tokenizer, 'Once upon a time'))"""
+
+
 def _stored_dtype(
     tensors:dict, # from `export_tensors`
 )->torch.dtype:
@@ -281,7 +291,7 @@ def save_pretrained(
     dtype:torch.dtype|None=None, # fp32 or bf16; None: as the weights are
     max_shard_size:int|str='5GB', # of a file of weights
     max_length:int|None=None, # tokens of the rows it was trained on
-    card:str='',  # Markdown, becomes README.md
+    run:str|Path|None=None, # the run whose records become README.md, the model card
 ):
     "Write a model for others; `UserError`, and no folder, if it can't be done"
     if not str(folder): raise UserError('The folder has no name: give one.')
@@ -298,7 +308,7 @@ def save_pretrained(
         atomic_write(new/'config.json', json.dumps(settings, indent=1))
         write_loader_files(new, isinstance(tok, CharTokenizer))
         if tok is not None: _write_tokenizer(new, tok, max_length)
-        if card: atomic_write(new/'README.md', card)
+        if run is not None: write_model_card(run, new, USAGE)
 
 # %% ../../nbs/77_export.ipynb #3a579137
 _RESTORE = 'restore it from a copy, or export the run again'
@@ -468,13 +478,6 @@ def from_pretrained(
     return model, tok
 
 # %% ../../nbs/77_export.ipynb #5c44529c
-# How the folder is used, for its card.
-USAGE = """from elleci.inference.export import from_pretrained
-from elleci.generation import generate
-model, tokenizer = from_pretrained('.')
-print(generate(model, tokenizer, 'Once upon a time'))"""
-
-# %% ../../nbs/77_export.ipynb #f680aa81
 def elleci_export(
     #: From and to: elleci_export --run runs/elleci-tiny --out elleci-tiny-exported
     run:str, # the run's folder, or that of a packed model
@@ -491,8 +494,7 @@ def elleci_export(
     _parse_limit(max_shard_size)
     _check_new_folder(Path(out))
     config, tok, model = load_run(run, 'cpu')
-    card = model_card(run, usage=USAGE)
-    save_pretrained(model, out, tok, DTYPES.get(dtype), max_shard_size, config.train.seq_len, card)
+    save_pretrained(model, out, tok, DTYPES.get(dtype), max_shard_size, config.train.seq_len, run)
     size = sum((Path(out)/name).stat().st_size for name in weight_files(Path(out)))
     print(f"{out}: {fmt_bytes(size)} of weights; AutoModelForCausalLM.from_pretrained('{out}', "
           'trust_remote_code=True) loads them where elleci is installed')

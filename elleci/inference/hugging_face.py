@@ -96,8 +96,16 @@ def causal_lm_loss(
     return loss/num_items
 
 # %% ../../nbs/77_hugging_face.ipynb #03900f17
-def _refuse_unsupported(kwargs):
-    "`UserError` for arguments that would have to change the result, and can't"
+def _check_inputs(input_ids, vocab_size, kwargs):
+    "`UserError` for ids that are no tokens, and for arguments that would have to change the result and can't"
+    if input_ids is None or input_ids.ndim != 2 or not input_ids.numel():
+        given = 'missing' if input_ids is None else f'of shape {tuple(input_ids.shape)}'
+        raise UserError(f'input_ids is {given}: give ids of tokens, (B, T), one token or more.')
+    # On a GPU this would wait for the device.
+    if input_ids.device.type == 'cpu':
+        low, high = (int(i) for i in input_ids.aminmax())
+        if low < 0 or high >= vocab_size:
+            raise UserError(f'input_ids holds ids from {low} to {high}: give 0 to {vocab_size - 1}.')
     for name in ('inputs_embeds', 'output_attentions', 'output_hidden_states'):
         if kwargs.get(name) is not None and kwargs.get(name) is not False:
             raise UserError(f'{name} was given, and this model has none: leave it out.')
@@ -137,7 +145,7 @@ class _CausalLM:
         **kwargs, # `position_ids` of packed rows; what cannot be done is refused
     ): # `CausalLMOutputWithPast`: loss, logits, past_key_values, those that were asked for
         "Loss, or logits"
-        _refuse_unsupported(kwargs)
+        _check_inputs(input_ids, self.model.cfg.vocab_size, kwargs)
         output = require('transformers.modeling_outputs', 'use Transformers').CausalLMOutputWithPast
         cache = seq_idx_or_none = None
         if labels is None and (use_cache or past_key_values is not None):

@@ -121,7 +121,7 @@ def learn_task(
     make_row, # make_row(rng, size) gives a `Row`
     sizes:tuple,     # the smallest and the largest size
     steps:int,
-    lr:float=5e-3,   # the highest, after a tenth of the steps; it falls to 0
+    lr:float=1e-2,   # the highest, from a tenth of the steps to their half; then it falls to 0
     batch_size:int=32,
     seed:int=0,      # of the rows
 )->list: # the loss of each step, nats per answer token
@@ -130,7 +130,7 @@ def learn_task(
     optimizer = torch.optim.AdamW(model.parameters(), lr, betas=(.9, .95), weight_decay=.01)
     losses = []
     for step in range(steps):
-        optimizer.param_groups[0]['lr'] = lr*min((step + 1)/(.1*steps), (1 - step/steps)/.9, 1)
+        optimizer.param_groups[0]['lr'] = lr*min((step + 1)/(.1*steps), 2*(1 - step/steps), 1)
         size = int(rng.integers(sizes[0], sizes[1] + 1))
         tokens, labels = rows_to_batch([make_row(rng, size) for _ in range(batch_size)])
         loss = token_loss(model, model.hidden(tokens), labels)/(labels != IGNORE_INDEX).sum()

@@ -5,30 +5,16 @@
 # %% auto #0
 __all__ = ['FIRST_ROOM', 'LayerCache', 'Cache']
 
-# %% ../../nbs/22_cache.ipynb #d3a48b50
+# %% ../../nbs/22_cache.ipynb #465ac8f6
 import contextlib
 import torch
 from torch import Tensor
 from ..core import UserError, fmt_bytes
 
-# %% ../../nbs/22_cache.ipynb #862abd57
-def _check_padding(
-    padding:Tensor|None, # tokens of left padding of each row
-    batch:int,           # rows
-):
-    "Raise `UserError` unless padding is None or an int64 tensor (batch,) of counts"
-    if padding is None: return
-    if not isinstance(padding, Tensor) or padding.dtype != torch.int64 or padding.shape != (batch,):
-        given = f'{str(padding.dtype)[6:]} of shape {tuple(padding.shape)}' if isinstance(padding, Tensor) \
-            else repr(padding)
-        raise UserError(f'padding is {given}: give an int64 tensor of shape ({batch},), tokens per row.')
-    if not padding.is_meta and bool((padding < 0).any()):
-        raise UserError(f'padding holds {int(padding.min())}: give 0 or more tokens per row.')
-
-# %% ../../nbs/22_cache.ipynb #49706d97
+# %% ../../nbs/22_cache.ipynb #8f2cbdde
 FIRST_ROOM = 64   # tokens for which a cache without `max_len` first makes room; it doubles when they are used
 
-# %% ../../nbs/22_cache.ipynb #845e11d2
+# %% ../../nbs/22_cache.ipynb #8d122707
 class LayerCache:
     "What one layer keeps of the tokens before: states of a fixed size, and entries, one for each token"
     def __init__(self,
@@ -222,7 +208,21 @@ class LayerCache:
         # States are replaced, but entries are written in place, behind the length that counts them.
         for t in self.entries.values(): t[:, self.length:] = 0
 
-# %% ../../nbs/22_cache.ipynb #a5cf6047
+# %% ../../nbs/22_cache.ipynb #72eef77b
+def _check_padding(
+    padding:Tensor|None, # tokens of left padding of each row
+    batch:int,           # rows
+):
+    "Raise `UserError` unless padding is None or an int64 tensor (batch,) of counts"
+    if padding is None: return
+    if not isinstance(padding, Tensor) or padding.dtype != torch.int64 or padding.shape != (batch,):
+        given = f'{str(padding.dtype)[6:]} of shape {tuple(padding.shape)}' if isinstance(padding, Tensor) \
+            else repr(padding)
+        raise UserError(f'padding is {given}: give an int64 tensor of shape ({batch},), tokens per row.')
+    if not padding.is_meta and bool((padding < 0).any()):
+        raise UserError(f'padding holds {int(padding.min())}: give 0 or more tokens per row.')
+
+# %% ../../nbs/22_cache.ipynb #dd335944
 class Cache:
     "What a model keeps of the tokens that it has read, in every layer; rows may begin with padding"
     def __init__(self,

@@ -23,7 +23,7 @@ from ..memory.ledger import CARD_SPECS, Card, card_bytes, parameter_shapes, resi
 from ..memory.ledger import state_sizes, weight_sizes
 from ..memory.measure import bandwidth
 from ..layers.ffn import cache_ternary_weights
-from ..model import Block, Elleci, token_loss
+from ..model import Block, Elleci, token_loss, with_tokens
 from ..engine.accumulate import autocast
 
 # %% ../../nbs/63_step_time.ipynb #8db9242d
@@ -333,7 +333,7 @@ def _part_traffic(
     def forward():
         with Traffic() as counter, autocast(tokens.device, precision):
             if is_head: y = token_loss(module, module.hidden(tokens), tokens)
-            else: y = module(x, tokens)
+            else: y = with_tokens(module, tokens)(x, tokens)
         return y, counter
 
     with emulate('cuda'), cache_ternary_weights(module):

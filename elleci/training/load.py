@@ -67,6 +67,11 @@ def load_run(
     run = Path(run)
     if not (run/'config.json').exists():
         raise UserError(f'There is no run in {run}: train one with `elleci_train --out {run}`.')
+    if (run/'modeling_elleci.py').exists():
+        raise UserError(
+            f'{run} is an exported model: give the run that it was exported from, or read it in Python with '
+            '`elleci.inference.export.from_pretrained`.'
+        )
     config = read_config(run)
     tok = load_tokenizer(run/'tokenizer.json', config.model.vocab_size)
     folder, metadata = _find_weights(run)
