@@ -414,11 +414,12 @@ def alternatives(
     limit:int,         # bytes of the card
     target:str='cuda', # 'cuda' or 'cpu'
     context:int=0,     # bytes, measured
+    now:int|None=None, # bytes that the configuration needs as it is; None: the account's
 )->tuple: # the limit, and [(change, peak in bytes), …], the mildest first, as `explain_oom` takes them
     "What could be changed, and the peak it would have"
     def peak(**fields):
         return account(config.model, replace(config.train, **fields), target, context=context).needed
-    now = peak()
+    if now is None: now = peak()
     peaks = [(change, peak(**fields)) for change, fields in _changes(config.train)]
     return limit, [(change, nbytes) for change, nbytes in peaks if nbytes < now]
 
@@ -628,7 +629,7 @@ def elleci_memory(
     costs = _costs(a, vram, cards, kwh_price=kwh_price, hour_price=hour_price)
     print(_as_json(as_dict(a, limit) | _costs_as_dict(costs)) if json else report(a, limit))
     if limit and not json and not a.fits(limit):
-        print(advice(a, *alternatives(a.config, limit, context=a.context)))
+        print(advice(a, *alternatives(a.config, limit, context=a.context, now=a.needed)))
     if costs and not json: print('', *_cost_text(costs, cards), sep='\n')
     if draw: _save(draw_timeline(a, limit), draw)
     return a
