@@ -201,7 +201,7 @@ class _Launch(NamedTuple):
     cu_seqlens:Tensor # (most + 1,) int32, starts less that of the first; then empty documents
     longest:int       # tokens
 
-def _launch(
+def _as_launch(
     starts:list, # of some documents, and the end of the last
     most:int,    # documents for which there is room
     device,      # a GPU
@@ -237,8 +237,8 @@ def _read_documents(
     if not seq_idx.is_cuda or not rows.size: return Documents(starts)
     most = _max_documents(*rows.shape)
     groups = [starts[i:i + most + 1] for i in range(0, len(starts) - 1, most)]
-    launches = tuple(_launch(group, most, seq_idx.device) for group in groups)
-    whole = launches[0] if len(launches) == 1 else _launch(starts, most, seq_idx.device)
+    launches = tuple(_as_launch(group, most, seq_idx.device) for group in groups)
+    whole = launches[0] if len(launches) == 1 else _as_launch(starts, most, seq_idx.device)
     return Documents(starts, whole, launches)
 
 # %% ../../nbs/29_document_attention.ipynb #1583dab8
