@@ -27,6 +27,10 @@ _OFFERED = {
     'read_metrics': ('elleci.training.telemetry', 'read_metrics'),
     'load_run': ('elleci.training.load', 'load_run'),
     'generate': ('elleci.generation', 'generate'),
+    'stream': ('elleci.generation', 'stream'),
+    'evaluate': ('elleci.inference.evaluate', 'evaluate'),
+    'save_pretrained': ('elleci.inference.export', 'save_pretrained'),
+    'from_pretrained': ('elleci.inference.export', 'from_pretrained'),
 }
 __all__ = list(_OFFERED)
 
