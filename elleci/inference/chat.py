@@ -96,9 +96,9 @@ class Chat:
         room = self.context - self.max_tokens - 1 - len(self.opening) - self._num_ids([*self.system, turn])
         if room < 0:
             raise UserError(
-                f'The message has {len(turn.ids):,} tokens, which do not fit into a context of '
-                f'{self.context:,} beside the system prompt and {self.max_tokens:,} tokens of reply: '
-                'write a shorter one, or choose a larger context or fewer max_tokens.'
+                f'The message has {len(turn.ids):,} tokens, the system prompt {self._num_ids(self.system):,} '
+                f'and the reply up to {self.max_tokens:,}, which do not fit into a context of '
+                f'{self.context:,}: shorten one of them, or choose a larger context.'
             )
         kept = list(self.turns)
         while self._num_ids(kept) > room: del kept[:2]

@@ -9,6 +9,7 @@ __all__ = ['COPY_LENGTHS', 'RECALL_PAIRS', 'NEEDLE_LENGTHS', 'NEEDLE_DEPTHS', 'T
 
 # %% ../../nbs/77_evaluate.ipynb #ba6b369c
 import contextlib, datetime, hashlib, math, os, platform, re, subprocess, tempfile
+from collections.abc import Callable
 from json import dumps
 from itertools import islice
 from pathlib import Path
@@ -175,7 +176,7 @@ def read_tasks(
     tasks, # names joined by commas, or a list of names
 )->list[str]: # in the order of `TASKS`
     "The tasks to run; raises `UserError` for an unknown one"
-    names = tasks.split(',') if isinstance(tasks, str) else list(tasks)
+    names = [name.strip() for name in tasks.split(',')] if isinstance(tasks, str) else list(tasks)
     for name in names:
         if name not in TASKS:
             raise UserError(f'{name!r} is no task: give some of {",".join(TASKS)}.{nearest(name, TASKS)}')
@@ -344,7 +345,9 @@ def evaluation_record(
 def _check_json_path(json):
     "Raise `UserError` for a file that cannot be written, before an hour is spent on what goes into it"
     path = Path(json)
-    if not json or path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+    if os.path.lexists(path):
+        raise UserError(f'--json is {json!r}, which exists: give the name of a new file.')
+    if not json or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
         raise UserError(f'--json is {json!r}, which cannot be written: give a file in an existing folder.')
 
 # %% ../../nbs/77_evaluate.ipynb #4bd41365
@@ -358,12 +361,13 @@ def elleci_evaluate(
     tasks:str=','.join(TASKS), # some of perplexity,cloze,copy,recall,needle
     limit:PositiveInt=100, # documents of each source and items of each task, at most
     seed:Seed=0,           # of copy, recall and needle
-    json:str|None=None,    # a file for the figures, with weights, commit, hardware and date
-)->dict: # the figures, which are also printed
+    json:str|None=None,    # a new file for the figures, with weights, commit, hardware and date
+    show:Callable|None=None, # `print`, or what takes its place; None: nothing is shown
+)->dict: # the figures
     "Score a trained model: bits per byte of held-out text, memory tasks, a cloze set in two languages"
     if json is not None: _check_json_path(json)
     found = evaluate(run, data, tasks, limit, context, seed)
-    print(evaluation_table(found))
+    if show: show(evaluation_table(found))
     if json is not None:
         atomic_write(json, dumps(evaluation_record(run, found), indent=1, ensure_ascii=False) + '\n')
     return found

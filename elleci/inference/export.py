@@ -18,7 +18,7 @@ from torch import nn
 from ..core import UserError, atomic_write, fmt_bytes, make_folder, pick_device, replace_file, require
 from ..core import sync_folder
 from ..command_line import run_command
-from ..files import decode_sealed, read_json, sealed_json
+from ..files import decode_sealed, read_json, read_limited, sealed_json
 from ..config import ModelConfig, config_from_json
 from ..memory.ledger import parse_bytes
 from ..layers.norm import KeepsFp32
@@ -377,8 +377,8 @@ def _check_checksums(folder, files):
     "`UserError` unless files of weights are as they were written; those of other programs have no checksums"
     path = folder/CHECKSUM_FILE
     if not path.exists(): return
-    try: written = decode_sealed(path.read_bytes()[:2**20], dict[str, tuple[int, int]])
-    except ValueError: raise UserError(f'{path} is damaged: {_RESTORE}.') from None
+    try: written = decode_sealed(read_limited(path, 2**20), dict[str, tuple[int, int]])
+    except (ValueError, OSError): raise UserError(f'{path} is damaged: {_RESTORE}.') from None
     for name in files:
         is_file = stat.S_ISREG((folder/name).stat().st_mode)
         if not is_file or written.get(name) != tuple(checksum(folder/name)):
