@@ -395,6 +395,7 @@ def _tile_bytes(
 def _forward_temporaries_cuda(q, k, v, seq_idx, scale):
     "Documents' starts and a random state; or tiles"
     if _pick_kernel(q) == 'tiles': return [], [_tile_bytes(q, 4, 6)]
+    # The random state of dropout: a seed and an offset, which the kernel returns even without dropout.
     return [4*(_max_documents(*q.shape[:2]) + 1)], [16, 8]
 
 @declare_temporaries(torch.ops.elleci.document_attention_backward.default, target='cuda')
@@ -405,6 +406,7 @@ def _backward_temporaries_cuda(dout, q, *_):
         sums = [] if q.dtype == compute_dtype(q) else [3*4*q.numel()]
         return sums, [_tile_bytes(q, 4, 8)]
     rows = B*T + 128*_max_documents(B, T)
+    # PyTorch rounds the head width up to 32 (to 64 above 128) for the fp32 sum of the queries' gradient.
     step = 32 if P <= 128 else 64
     return [16], [4*H*rows, 4*rows*H*(-(-P//step)*step)]
 
