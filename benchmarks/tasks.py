@@ -1,12 +1,14 @@
 """What each mixer can remember: small models trained on copying or on associative recall, and asked for more:
 data/results/tasks-<commit>.json, which 77_copy_and_recall draws.
 
-    python benchmarks/tasks.py [--steps N] [--tasks copy recall] [--dry]
+    python benchmarks/tasks.py [--steps N] [--tasks copy recall] [--patterns M A] [--out FILE] [--dry]
 
-All models have the same width and see the same rows; MMMA has four layers and the others two. Takes some
-minutes on a CPU.
+All models have the same width and see the same rows; MMMA has four layers and the others two, but for a
+single layer of Mamba-2 as a control. Takes some minutes on a CPU. The lesson draws the newest record in
+data/results; an experiment of your own goes to another file with --out.
 """
 import argparse, datetime, json, time
+from pathlib import Path
 import numpy as np
 import torch
 from elleci.config import ModelConfig
@@ -15,7 +17,9 @@ from elleci.inference.tasks import copy_row, learn_task, recall_chance, recall_r
 from elleci.model import Elleci
 from tiny import ROOT, commit, hardware
 
-LAYERS = {'M': 2, 'A': 2, 'E': 2, 'MA': 2, 'MMMA': 4}
+# Patterns of mixers, and how many layers there are.
+MODELS = [('M', 2), ('A', 2), ('E', 2), ('MA', 2), ('MMMA', 4), ('M', 1)]
+PATTERNS = ['M', 'A', 'E', 'MA', 'MMMA']
 WIDTHS = dict(
     vocab_size=128,
     d_model=64,
@@ -38,13 +42,13 @@ TASKS = dict(
     recall=(recall_row, range(5, 21), (2, 8), (2, 4, 6, 8), recall_chance),
 )
 
-def measure(task, pattern, steps, items):
+def measure(task, pattern, layers, steps, items):
     "Train a model on a task, and ask it for rows of several sizes"
     make, tokens, trained, sizes, chance = TASKS[task]
     pool = np.array(tokens)
     def make_row(rng, size): return make(rng, pool, size)
     seed_everything(0)
-    model = Elleci(ModelConfig(n_layers=LAYERS[pattern], pattern=pattern, **WIDTHS))
+    model = Elleci(ModelConfig(n_layers=layers, pattern=pattern, **WIDTHS))
     began = time.process_time()
     losses = learn_task(model, make_row, trained, steps, lr=1e-2)
     seconds = time.process_time() - began
@@ -56,7 +60,7 @@ def measure(task, pattern, steps, items):
     return dict(
         task=task,
         pattern=pattern,
-        layers=LAYERS[pattern],
+        layers=layers,
         parameters=sum(p.numel() for p in model.parameters()),
         steps=steps,
         cpu_seconds=round(seconds, 1),
@@ -72,6 +76,8 @@ def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument('--steps', type=int, default=400)
     p.add_argument('--tasks', nargs='+', choices=list(TASKS), default=list(TASKS))
+    p.add_argument('--patterns', nargs='+', choices=PATTERNS, default=PATTERNS)
+    p.add_argument('--out', type=Path, help='instead of data/results/tasks-<commit>.json')
     p.add_argument('--dry', action='store_true', help='few steps, nothing is written')
     a = p.parse_args()
     result = dict(
@@ -83,13 +89,14 @@ def main():
         runs=[],
     )
     for task in a.tasks:
-        for pattern in LAYERS:
+        for pattern, layers in MODELS:
+            if pattern not in a.patterns: continue
             steps, items = (3, 4) if a.dry else (a.steps, 200)
-            result['runs'].append(measure(task, pattern, steps, items))
+            result['runs'].append(measure(task, pattern, layers, steps, items))
             print({k: v for k, v in result['runs'][-1].items() if k != 'losses'}, flush=True)
     if a.dry: return
-    path = ROOT/'data'/'results'/f"tasks-{result['commit']}.json"
+    path = a.out or ROOT/'data'/'results'/f"tasks-{result['commit']}.json"
     atomic_write(path, json.dumps(result, indent=1) + '\n')
-    print(f'written to {path.relative_to(ROOT)}')
+    print(f'written to {path}')
 
 if __name__ == '__main__': main()

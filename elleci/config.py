@@ -185,7 +185,7 @@ def _check_model(
             is_zero = value == 0 and name in MAY_BE_ZERO
             _check(
                 0 < value < limit or is_zero,
-                f'{name} is {value}: give a positive whole number, below {limit:,}.',
+                f'{name} is {str(value)[:40]}: give a positive whole number, below {limit:,}.',
             )
     _check_rope(c)
     rounded_up = math.ceil(c.vocab_size/128)*128

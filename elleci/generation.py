@@ -138,7 +138,8 @@ def sample_token(
     return int(ids[torch.multinomial(probabilities, 1, generator=generator)])
 
 # %% ../nbs/75_generate.ipynb #260072b8
-# Tokens of a prompt that are read at once: from its beginning, and behind others.
+# Tokens of a prompt that are read at once: from its beginning, and behind others. Later chunks
+# are smaller: their attention, by absorption, writes the scores of each new token with all earlier ones.
 PREFILL_FIRST, PREFILL_NEXT = 2048, 256
 
 

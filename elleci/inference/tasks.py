@@ -33,13 +33,13 @@ def copy_row(
 def recall_row(
     rng,       # numpy.random.Generator
     pool,      # token ids to draw from: the first half are keys, the second are values
-    pairs:int, # how many keys are shown, each with a value
+    pairs:int, # how many keys are shown, each with a value of its own
 )->Row:
     "Keys with their values, then the same keys in another order: what stood behind each?"
     keys, values = np.array_split(np.asarray(pool), 2)
-    if pairs > len(keys):
-        raise UserError(f'{pairs} pairs need as many keys, and the pool has {len(keys)}: ask for fewer.')
-    shown = np.stack([rng.choice(keys, pairs, replace=False), rng.choice(values, pairs)], 1)
+    if pairs > len(values):
+        raise UserError(f'{pairs} pairs need as many values, and the pool has {len(values)}: ask for fewer.')
+    shown = np.stack([rng.choice(half, pairs, replace=False) for half in (keys, values)], 1)
     asked = shown[rng.permutation(pairs)]
     return Row(np.concatenate([[BOS], shown.ravel(), asked.ravel()]), np.arange(2*pairs + 2, 4*pairs + 1, 2))
 
@@ -64,7 +64,7 @@ def needle_row(
 # %% ../../nbs/77_copy_and_recall.ipynb #f1fa8ae3
 def recall_chance(
     pairs:int,
-)->float: # of 0 to 1; a little more where the pool is so small that values coincide
+)->float: # from 0 to 1
     "The accuracy of guessing among the values that have been shown and not been asked for yet"
     return sum(1/left for left in range(1, pairs + 1))/pairs
 

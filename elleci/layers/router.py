@@ -53,7 +53,7 @@ def route_share(
     return float(sum(taken.sum() for taken in routes))/(tokens*free_passes(cfg))
 
 # %% ../../nbs/43_router.ipynb #17d71b93
-# Nats per token that a router costs for a share that is wrong by 1: it moves by tenths, and by (tenths)².
+# Weight of (share − target)²: a share that is off by 0.1 adds 0.01 nats to the loss.
 BALANCE_WEIGHT = 1.
 
 # %% ../../nbs/43_router.ipynb #cfd42bbf
