@@ -160,13 +160,13 @@ def _score_cloze(model, tok, limit, seed):
     "Accuracies on the cloze sets; the seed plays no part"
     return [a for name in LANGUAGES for a in score_cloze(model, tok, cloze_items(name)[:limit], name)]
 
-# %% ../../nbs/77_evaluate.ipynb #ab837856
+# %% ../../nbs/77_evaluate.ipynb #2f864d2d
 # Each task with what its figures mean.
 TASKS = dict(
     perplexity='bits per byte: lower is better, 8 is noise; perplexity depends on the tokenizer as well',
     cloze='four candidates that fit the grammar: a rule that ignores the sentence stays at 25 %',
     copy='a string of random tokens, repeated: chance is one token of the vocabulary',
-    recall='the value behind each key: chance is one of the values that were not asked for yet',
+    recall='the value behind each key: chance is that of a guesser who knows the rules',
     needle='two random tokens hidden in text: chance is one token of the vocabulary',
 )
 _SCORERS = dict(cloze=_score_cloze, copy=_score_copy, recall=_score_recall, needle=_score_needle)

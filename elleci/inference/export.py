@@ -221,6 +221,7 @@ def _write_tokenizer(
     atomic_write(folder/'generation_config.json', json.dumps(generation_config(tok)))
 
 # %% ../../nbs/77_export.ipynb #f5ee44e5
+# Only files matching this are ever deleted when a broken export is cleaned up.
 OWN_FILES = '|'.join((
     r'model(-\d{5}-of-\d{5})?\.safetensors', re.escape(INDEX_FILE), r'\w+\.json', r'\w+\.py',
     r'README\.md', r'loss\.svg',
