@@ -286,6 +286,9 @@ def atomic_write(
 ):
     "Write `content` to `path` so that a reader finds the old file or the new one, never half of either"
     path = Path(path)
+    # A device or a pipe would be replaced by a file: `--json /dev/null` must not end so.
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise UserError(f'{path} is a device or a pipe: give the name of a file.')
     new = path.with_name(path.name + '.new')
     try:
         # There may be what a killed run left, or a link to somebody's file.
