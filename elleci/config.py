@@ -316,8 +316,12 @@ class TrainConfig:
     # Where the layer-major engine leaves the layers' inputs: on the 'device', in 'pinned' or 'pageable' host
     # memory, or 'auto', the first of these that fits.
     block_inputs_on:str = 'auto'
-    weights_on:str = 'device'   # layer-major: or 'host', a layer at a time on the device
-    states_on:str = 'device'    # layer-major: the optimizer's states, or 'host'
+    # Layer-major: or in 'host' memory (pinned where the system allows it) or in 'pageable' host memory, which
+    # is slower and may be as large as the RAM; a layer at a time is on the device.
+    weights_on:str = 'device'
+    states_on:str = 'device'    # the same for the optimizer's states
+    # What the loss may work in, in MiB: less takes less of the card, and reads the head more often.
+    loss_workspace_mib:int = 192
     data:tuple = EMBEDDED       # (name, where) of each source, see `elleci.data.sources.parse_spec`
     # Phases: (fraction of `steps` at which it begins, ((source, weight), …)). Without any, sources are read
     # in proportion to their tokens.
@@ -365,8 +369,8 @@ CHOICES = dict(
     clip_by=('model', 'layer'),
     engine=('grad_accum', 'layer-major'),
     block_inputs_on=('auto', 'device', 'pinned', 'pageable'),
-    weights_on=('device', 'host'),
-    states_on=('device', 'host'),
+    weights_on=('device', 'host', 'pageable'),
+    states_on=('device', 'host', 'pageable'),
 )
 
 # %% ../nbs/02_config.ipynb #b37d30b7
@@ -478,7 +482,7 @@ def _check_data(
 # %% ../nbs/02_config.ipynb #be5f076a
 POSITIVE = (
     'steps', 'seq_len', 'batch_size', 'grad_accum_steps', 'val_every', 'val_rows', 'save_every',
-    'save_total_limit', 'lr', 'max_grad_norm',
+    'save_total_limit', 'lr', 'max_grad_norm', 'loss_workspace_mib',
 )
 NOT_NEGATIVE = (
     'weight_decay', 'num_workers', 'plateau_patience', 'keep_every', 'epochs', 'max_samples',
@@ -491,7 +495,7 @@ def _check_numbers(
     "Refuse numbers that are out of range, each by itself"
     _check(0 <= t.seed < 2**63, f'seed is {t.seed}: give a whole number of 0 or more, below 2⁶³.')
     for name in (f.name for f in dataclasses.fields(t) if f.type is int and f.name != 'seed'):
-        limit = dict(grad_accum_steps=10**4, num_workers=100).get(name, 10**9)
+        limit = dict(grad_accum_steps=10**4, num_workers=100, loss_workspace_mib=2**20).get(name, 10**9)
         _check(getattr(t, name) < limit, f'{name} is {getattr(t, name)}: give less than {limit:,}.')
     _check(
         t.batch_size*t.seq_len < 2**31,

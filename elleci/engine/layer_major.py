@@ -10,7 +10,7 @@ import contextlib
 from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
-from ..core import UserError
+from ..core import MiB, UserError
 from ..layers.aux_losses import collect_aux_losses
 from ..config import ModelConfig, TrainConfig
 from ..annotate import layer_scope
@@ -27,8 +27,9 @@ from ..model import Elleci, token_loss, with_tokens
 class Placement:
     "Where a layer-major step keeps what it doesn't need at the moment"
     block_inputs_on:str = 'device' # or 'pinned' or 'pageable' host memory
-    weights_on:str = 'device'      # or 'host': a unit's weights are on the device while it is computed
-    states_on:str = 'device'       # or 'host': its optimizer states are there while it is updated
+    # or 'host' (pinned where possible) or 'pageable': a unit's are on the device while it is computed
+    weights_on:str = 'device'
+    states_on:str = 'device'       # the same for its optimizer states, while it is updated
 
     def __post_init__(self):
         if self.block_inputs_on not in PLACEMENTS:
@@ -38,8 +39,8 @@ class Placement:
             )
         for name in ('weights_on', 'states_on'):
             where = getattr(self, name)
-            if where not in ('device', 'host'):
-                raise UserError(f"{name} is {where!r}: give 'device' or 'host'.")
+            if where not in ('device', 'host', 'pageable'):
+                raise UserError(f"{name} is {where!r}: give 'device', 'host' or 'pageable'.")
 
 # %% ../../nbs/61_layer_major.ipynb #937b51c3
 def _check_supported(model, optimizer, precision):
@@ -412,6 +413,7 @@ def make_engine(
         # Before the engine is made: it looks for modules that draw random numbers.
         if isinstance(m, BitLinear):
             m.int8_backward = train.int8_backward
+    model.loss_workspace_bytes = train.loss_workspace_mib*MiB
     if train.engine == 'grad_accum':
         return GradAccumStep(
             model, optimizer, train.max_grad_norm, train.clip_by, train.precision, train.seed, global_step

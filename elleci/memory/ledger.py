@@ -8,14 +8,14 @@ __all__ = ['CARD_SPECS', 'CARDS', 'COLOURS', 'parse_bytes', 'Card', 'read_cards'
            'phase_peaks', 'ledger', 'draw_breakdown']
 
 # %% ../../nbs/10_ledger.ipynb #f9f0081e
-import math, re, tomllib
+import functools, math, re, tomllib
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from ..core import GiB, KiB, MiB, UserError
 from ..files import installed_file
 from ..plots import figure
-from ..annotate import CATEGORIES, LOSS_WORKSPACE_BYTES
+from ..annotate import CATEGORIES
 from ..config import FFN_KINDS, ModelConfig, TrainConfig
 
 # %% ../../nbs/10_ledger.ipynb #26c583d5
@@ -196,9 +196,10 @@ def _ffn_shapes(
     return shapes | ({f'ffn.{first}.bias': (rows,), 'ffn.down.bias': (c.d_model,)} if c.bias else {})
 
 # %% ../../nbs/10_ledger.ipynb #5e590511
+@functools.cache
 def parameter_shapes(
     model:ModelConfig,
-)->dict: # name, as in the model's `named_parameters()`: shape; a tied head is not listed twice
+)->dict: # not to be changed; name, as in the model's `named_parameters()`: shape; a tied head is not listed twice
     "The shape of every parameter tensor"
     D, V = model.d_model, model.vocab_size
     shapes = {'embedding.weight': (V, D)}
@@ -556,7 +557,7 @@ def _loss_workspace(
     V = model.vocab_size
     D = model.d_model
     cast = 2*(train.precision == 'bf16')
-    return min(LOSS_WORKSPACE_BYTES, n*(4*V + 64 + cast*D) + cast*V*D)
+    return min(train.loss_workspace_mib*MiB, n*(4*V + 64 + cast*D) + cast*V*D)
 
 # %% ../../nbs/10_ledger.ipynb #88f44d76
 def _temporaries(
