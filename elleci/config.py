@@ -237,8 +237,11 @@ class TrainConfig:
     seq_len:int = 1024          # T, tokens in a row
     batch_size:int = 4          # B, rows in a micro-batch
     grad_accum_steps:int = 16   # M, micro-batches in an optimizer step
-    # 'lion', 'adamw', or 'lion8': momentum in 8 bits, weights rounded stochastically
+    # 'lion', 'adamw', or 'lion8': momentum in 8 bits, weights rounded stochastically. Of bitsandbytes 'lion8-bnb',
+    # 'adamw8-bnb' and 'paged-adamw8-bnb', whose states may leave a full card. 'galore' and 'muon' treat the
+    # blocks' matrices as matrices.
     optimizer:str = 'lion'
+    galore_rank:int = 128       # of the subspace in which 'galore' keeps a matrix's moments
     lr:float = 3e-5             # of the stable phase
     weight_decay:float = 0.1    # on the matrices of linear layers only
     max_grad_norm:float = 1.0   # gradients with a larger norm are scaled down to it
@@ -263,7 +266,7 @@ class TrainConfig:
     # memory, or 'auto', the first of these that fits.
     block_inputs_on:str = 'auto'
     weights_on:str = 'device'   # layer-major: or 'host', a layer at a time on the device
-    states_on:str = 'device'    # layer-major: the optimizer's states, or 'host'
+    states_on:str = 'device'    # layer-major: the optimizer's states, or 'host', or 'disk', in a mapped file
     data:tuple = EMBEDDED       # (name, where) of each source, see `elleci.data.sources.parse_spec`
     # Phases: (fraction of `steps` at which it begins, ((source, weight), …)). Without any, sources are read
     # in proportion to their tokens.
@@ -305,14 +308,16 @@ class TrainConfig:
 CHOICES = dict(
     schedule=('wsd', 'cosine', 'onecycle'),
     decay_shape=('linear', 'cosine', '1-sqrt'),
-    optimizer=('lion', 'adamw', 'lion8'),
+    optimizer=(
+        'lion', 'adamw', 'lion8', 'lion8-bnb', 'adamw8-bnb', 'paged-adamw8-bnb', 'galore', 'muon',
+    ),
     precision=('fp32', 'bf16', 'fp16', 'bf16-weights'),
     checkpointing=tuple(CHECKPOINTING),
     clip_by=('model', 'layer'),
     engine=('grad_accum', 'layer-major'),
     block_inputs_on=('auto', 'device', 'pinned', 'pageable'),
     weights_on=('device', 'host'),
-    states_on=('device', 'host'),
+    states_on=('device', 'host', 'disk'),
 )
 
 # %% ../nbs/02_config.ipynb #b37d30b7
@@ -337,6 +342,11 @@ def _check_engine(
         t.precision != 'fp16',
         "precision is 'fp16': loss scaling must see all gradients before it lets one weight change, "
         "and the layer-major engine never has them; use 'bf16'.",
+    )
+    _check(
+        not t.optimizer.startswith('paged-'),
+        f"optimizer is {t.optimizer!r}: the driver moves its states, and the layer-major engine moves them "
+        "itself; take 'adamw8-bnb', with states_on='host' if they are too large.",
     )
     _check(
         t.checkpointing == 'none',
@@ -424,7 +434,7 @@ def _check_data(
 # %% ../nbs/02_config.ipynb #be5f076a
 POSITIVE = (
     'steps', 'seq_len', 'batch_size', 'grad_accum_steps', 'val_every', 'val_rows', 'save_every',
-    'save_total_limit', 'lr', 'max_grad_norm',
+    'save_total_limit', 'lr', 'max_grad_norm', 'galore_rank',
 )
 NOT_NEGATIVE = (
     'weight_decay', 'num_workers', 'plateau_patience', 'keep_every', 'epochs', 'max_samples',
