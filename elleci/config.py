@@ -258,6 +258,13 @@ class TrainConfig:
     # Ternary layers round gradients stochastically to int8, so that their products run in int8 too; slower
     # on a CPU.
     int8_backward:bool = False
+    # torch.compile of each block: 'none', 'default', 'reduce-overhead' (with CUDA graphs) or 'max-autotune';
+    # where a block cannot be compiled, the training goes on without.
+    compile:str = 'none'
+    # The kernel of attention: 'auto', or 'flash', 'efficient', 'cudnn' or 'math' (which holds all scores)
+    attention_backend:str = 'auto'
+    # The kernels of Mamba-2's scan: 'elleci', plain 'torch', or the package 'mamba-ssm' (GPU)
+    scan_backend:str = 'elleci'
     engine:str = 'grad_accum'   # or 'layer-major': one layer's gradient exists at a time
     # Where the layer-major engine leaves the layers' inputs: on the 'device', in 'pinned' or 'pageable' host
     # memory, or 'auto', the first of these that fits.
@@ -309,17 +316,43 @@ CHOICES = dict(
     precision=('fp32', 'bf16', 'fp16', 'bf16-weights'),
     checkpointing=tuple(CHECKPOINTING),
     clip_by=('model', 'layer'),
+    compile=('none', 'default', 'reduce-overhead', 'max-autotune'),
+    attention_backend=('auto', 'flash', 'efficient', 'math', 'cudnn'),
+    scan_backend=('elleci', 'torch', 'mamba-ssm'),
     engine=('grad_accum', 'layer-major'),
     block_inputs_on=('auto', 'device', 'pinned', 'pageable'),
     weights_on=('device', 'host'),
     states_on=('device', 'host'),
 )
 
+# %% ../nbs/02_config.ipynb #991c483a
+def _check_compile(
+    t:TrainConfig,
+):
+    "Refuse to compile what a compiled block could not do"
+    if t.compile == 'none': return
+    _check(
+        t.checkpointing != 'selective',
+        f"compile is {t.compile!r} and checkpointing 'selective', which decides operator by operator what is "
+        "kept: a compiled block has no operators left; set checkpointing to 'block' or 'none'.",
+    )
+    _check(
+        not t.int8_backward,
+        f'compile is {t.compile!r} and int8_backward is on, which draws random numbers in the middle of a '
+        "block: set compile to 'none', or int8_backward to false.",
+    )
+    _check(
+        t.compile != 'reduce-overhead' or t.engine != 'layer-major',
+        "compile is 'reduce-overhead': its CUDA graphs write each result where the one before it lay, and the "
+        "layer-major engine keeps the results of all micro-batches; set compile to 'default'.",
+    )
+
 # %% ../nbs/02_config.ipynb #b37d30b7
 def _check_engine(
     t:TrainConfig,
 ):
     "Refuse settings that the engine cannot follow"
+    _check_compile(t)
     if t.engine != 'layer-major':
         for name, default in dict(block_inputs_on='auto', weights_on='device', states_on='device').items():
             _check(
