@@ -16,7 +16,7 @@ from ..core import GiB, KiB, MiB, UserError
 from ..files import installed_file
 from ..plots import figure
 from ..annotate import CATEGORIES, LOSS_WORKSPACE_BYTES
-from ..config import ModelConfig, TrainConfig
+from ..config import FFN_KINDS, ModelConfig, TrainConfig
 
 # %% ../../nbs/10_ledger.ipynb #26c583d5
 _UNITS = {
@@ -137,13 +137,17 @@ def card_bytes(
 # %% ../../nbs/10_ledger.ipynb #9413269e
 def _mixer_shapes(
     c:ModelConfig,
-    mixer:str, # 'M', 'A' or 'E'
+    mixer:str, # 'M', 'A', 'E' or 'T'
 )->dict: # name inside the mixer: shape
     "Parameters of one mixer"
     D = c.d_model
     H = c.n_ssm_heads
     K = c.n_eigenstates
     P = (c.conv_dim,)
+    if mixer == 'T':
+        rows = dict(q=D, k=c.kv_heads*c.attn_head_dim, v=c.kv_heads*c.attn_head_dim, o=D)
+        shapes = {f'{name}_proj.weight': (n, D) for name, n in rows.items()}
+        return shapes | ({f'{name}_proj.bias': (n,) for name, n in rows.items()} if c.bias else {})
     if mixer == 'E':
         return {
             'log_rate': (K,),
@@ -173,6 +177,24 @@ def _mixer_shapes(
         'o_proj.weight': (D, heads * c.v_head_dim),
     } | gate
 
+# %% ../../nbs/10_ledger.ipynb #07b27a48
+def _norm_shapes(
+    c:ModelConfig,
+    name:str, # of the norm
+)->dict: # name: shape
+    "Parameters of a norm in front of a branch"
+    parts = ('weight', 'bias') if c.norm == 'layernorm' else ('weight',)
+    return {f'{name}.{part}': (c.d_model,) for part in parts}
+
+
+def _ffn_shapes(
+    c:ModelConfig,
+)->dict: # name inside the block: shape
+    "Parameters of a feed-forward part"
+    first, rows = ('gate_up', 2*c.d_ff) if c.ffn_is_gated else ('up', c.d_ff)
+    shapes = {f'ffn.{first}.weight': (rows, c.d_model), 'ffn.down.weight': (c.d_model, c.d_ff)}
+    return shapes | ({f'ffn.{first}.bias': (rows,), 'ffn.down.bias': (c.d_model,)} if c.bias else {})
+
 # %% ../../nbs/10_ledger.ipynb #5e590511
 def parameter_shapes(
     model:ModelConfig,
@@ -180,34 +202,33 @@ def parameter_shapes(
     "The shape of every parameter tensor"
     D, V = model.d_model, model.vocab_size
     shapes = {'embedding.weight': (V, D)}
+    if model.positions == 'learned': shapes['positions.weight'] = (model.max_positions, D)
     for i, mixer in enumerate(model.mixers):
         block = {f'mixer.{k}': s for k, s in _mixer_shapes(model, mixer).items()}
-        block['mixer_norm.weight'] = (D,)
-        if model.d_ff:
-            block |= {
-                'ffn_norm.weight': (D,),
-                'ffn.gate_up.weight': (2 * model.d_ff, D),
-                'ffn.down.weight': (D, model.d_ff),
-            }
+        block |= _norm_shapes(model, 'mixer_norm')
+        if model.d_ff: block |= _norm_shapes(model, 'ffn_norm') | _ffn_shapes(model)
         if model.router != 'none': block |= {'router.weight': (D,), 'router.bias': (1,)}
         shapes |= {f'blocks.{i}.{k}': s for k, s in block.items()}
-    return shapes | {'norm.weight': (D,)} | ({} if model.tie_embeddings else {'head.weight': (V, D)})
+    return shapes | _norm_shapes(model, 'norm') | ({} if model.tie_embeddings else {'head.weight': (V, D)})
 
 # %% ../../nbs/10_ledger.ipynb #5264ed64
 def parameter_counts(
     model:ModelConfig,
 )->dict: # part: number of parameters; tied matrices count once
     "Parameters by part of the model"
-    mixer_names = {'M': 'Mamba-2', 'A': 'MLA', 'E': 'eigenstates'}
+    mixer_names = {'M': 'Mamba-2', 'A': 'MLA', 'E': 'eigenstates', 'T': 'attention'}
+    ffn = FFN_KINDS[model.ffn]
     parts = [mixer_names[m] for m in sorted(set(model.mixers), reverse=True)]
-    if model.d_ff: parts.append('SwiGLU')
+    if model.d_ff: parts.append(ffn)
+    if model.positions == 'learned': parts.append('positions')
     if model.router != 'none': parts.append('router')
     counts = dict.fromkeys([*parts, 'norms', 'embedding and head'], 0)
     for name, shape in parameter_shapes(model).items():
         if '.mixer.' in name:
             block = int(name.split('.')[1])
             part = mixer_names[model.mixers[block]]
-        elif '.ffn.' in name: part = 'SwiGLU'
+        elif '.ffn.' in name: part = ffn
+        elif name.startswith('positions'): part = 'positions'
         elif '.router.' in name: part = 'router'
         elif 'norm' in name: part = 'norms'
         else: part = 'embedding and head'
@@ -219,11 +240,12 @@ def weight_sizes(
     model:ModelConfig,
     train:TrainConfig, # its precision
 )->list: # bytes of each parameter tensor
-    "fp32 in either precision; with 'bf16-weights' the matrices in bf16"
+    "fp32 in either precision; with 'bf16-weights' the matrices in bf16, and the biases that go with them"
     sizes = []
     for name, shape in parameter_shapes(model).items():
         is_matrix = len(shape) == 2 and name.endswith('.weight')
-        itemsize = 2 if is_matrix and train.precision == 'bf16-weights' else 4
+        is_bias = name.endswith('.bias') and ('_proj' in name or '.ffn.' in name)
+        itemsize = 2 if (is_matrix or is_bias) and train.precision == 'bf16-weights' else 4
         sizes.append(itemsize*math.prod(shape))
     return sizes
 
