@@ -162,6 +162,7 @@ def _saved_ops():
     kernels = ('flash_attention', 'flash_attention_for_cpu', 'efficient_attention', 'cudnn_attention')
     return {
         torch.ops.aten.mm.default,
+        torch.ops.aten.addmm.default,
         torch.ops.elleci.int8_product.default,
         torch.ops.elleci.ssd_forward.default,
         torch.ops.elleci.document_attention_forward.default,

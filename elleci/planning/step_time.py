@@ -440,7 +440,7 @@ def _update_bytes(
     weight, gradient, momentum = 2 if train.precision == 'bf16-weights' else 4, 4, 1 + 4/BLOCK
     return accumulate + clip + 2*weight + gradient + 2*momentum
 
-# %% ../../nbs/63_step_time.ipynb #3552fb9e
+# %% ../../nbs/63_step_time.ipynb #3295474d
 def _padded(nbytes):
     "Bytes of a tensor among others in one piece of host memory"
     return -(-nbytes//256)*256
@@ -459,11 +459,7 @@ def _streamed_states(
     train:TrainConfig,
 )->int: # bytes
     "The ledger's optimizer states as they are streamed"
-    numbers = [math.prod(shape) for shape in parameter_shapes(model).values()]
-    sizes = state_sizes(numbers, train.optimizer)
-    # AdamW's step counters come last, a number for each parameter tensor; they stay on the host.
-    if train.optimizer == 'adamw': sizes = sizes[:-len(numbers)]
-    return sum(map(_padded, sizes))
+    return sum(map(_padded, state_sizes(model, train, movable=True)))
 
 # %% ../../nbs/63_step_time.ipynb #c675b9fe
 def _link_bytes(
