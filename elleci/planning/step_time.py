@@ -249,6 +249,7 @@ class _StepShape(NamedTuple):
     seq_len:int
     grad_accum_steps:int
     loss_workspace_mib:int
+    galore_rank:int
 
 def _step_shape(train): return _StepShape(*(getattr(train, name) for name in _StepShape._fields))
 
