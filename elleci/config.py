@@ -572,13 +572,18 @@ class Config:
     model:ModelConfig
     train:TrainConfig
 
-    def __post_init__(self):
-        longest, room = self.train.seq_len, self.model.max_positions
-        _check(
-            self.model.positions != 'learned' or longest <= room,
-            f'seq_len is {longest} and max_positions {room}: learned positions end there, '
-            'give one of them the value of the other.',
-        )
+
+def _check_positions(
+    config:Config,
+)->Config: # the same
+    "Refuse rows that are longer than the learned positions"
+    longest, room = config.train.seq_len, config.model.max_positions
+    _check(
+        config.model.positions != 'learned' or longest <= room,
+        f'seq_len is {longest} and max_positions {room}: learned positions end there, '
+        'give one of them the value of the other.',
+    )
+    return config
 
 # %% ../nbs/02_config.ipynb #5986f2b4
 def config_to_json(
@@ -724,7 +729,8 @@ def _with_table(
     name = table.get('name', config.preset)
     _check(isinstance(name, str), f'name is {shown(name)}: give text.')
     model = dataclasses.replace(config.model, **_floats(ModelConfig, table.get('model', {})))
-    return Config(name, model, dataclasses.replace(config.train, **_floats(TrainConfig, train)))
+    train = dataclasses.replace(config.train, **_floats(TrainConfig, train))
+    return _check_positions(Config(name, model, train))
 
 
 def _floats(cls, settings):
@@ -778,7 +784,9 @@ def set_options(
             section, name, value = _parse_option(option)
             _check(name not in table[section], f'{name} is given twice: give it once.')
             table[section][name] = value
-    if not options: return Config(config.preset, config.model, dataclasses.replace(config.train, **train))
+    if not options:
+        changed = dataclasses.replace(config.train, **train)
+        return _check_positions(Config(config.preset, config.model, changed))
     sources, own = table.pop('sources'), config.train
     with errors_of('--set'):
         if set(sources) <= set(dict(own.data)):
@@ -866,7 +874,7 @@ def preset(
         f"There is no training setting {', '.join(unknown)}: see TrainConfig for those there are.",
     )
     model, training = PRESETS[name]()
-    return Config(name, model, dataclasses.replace(training, **train))
+    return _check_positions(Config(name, model, dataclasses.replace(training, **train)))
 
 # %% ../nbs/02_config.ipynb #f1819307
 def resolve_config(
