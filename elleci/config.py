@@ -281,7 +281,7 @@ CHECKPOINTING = {
     'offload': "each block's input, in host memory",
 }
 
-# %% ../nbs/02_config.ipynb #abb587f1
+# %% ../nbs/02_config.ipynb #f69b5991
 @dataclass(frozen=True)
 class TrainConfig:
     "What is chosen about a training run; sizes and rates are recipe A's, what changes during the run is off"
@@ -291,8 +291,11 @@ class TrainConfig:
     seq_len:int = 1024          # T, tokens in a row
     batch_size:int = 4          # B, rows in a micro-batch
     grad_accum_steps:int = 16   # M, micro-batches in an optimizer step
-    # 'lion', 'adamw', or 'lion8': momentum in 8 bits, weights rounded stochastically
+    # 'lion', 'adamw', or 'lion8': momentum in 8 bits, weights rounded stochastically. Of bitsandbytes 'lion8-bnb',
+    # 'adamw8-bnb' and 'paged-adamw8-bnb', whose states may leave a full card. 'galore' and 'muon' treat the
+    # blocks' matrices as matrices.
     optimizer:str = 'lion'
+    galore_rank:int = 128       # of the subspace in which 'galore' keeps a matrix's moments
     lr:float = 3e-5             # of the stable phase
     weight_decay:float = 0.1    # on the matrices of linear layers only
     max_grad_norm:float = 1.0   # gradients with a larger norm are scaled down to it
@@ -312,12 +315,19 @@ class TrainConfig:
     # Ternary layers round gradients stochastically to int8, so that their products run in int8 too; slower
     # on a CPU.
     int8_backward:bool = False
+    # torch.compile of each block: 'none', 'default', 'reduce-overhead' (with CUDA graphs) or 'max-autotune';
+    # where a block cannot be compiled, the training goes on without.
+    compile:str = 'none'
+    # The kernel of attention: 'auto', or 'flash', 'efficient', 'cudnn' or 'math' (which holds all scores)
+    attention_backend:str = 'auto'
+    # The kernels of Mamba-2's scan: 'elleci', plain 'torch', or the package 'mamba-ssm' (GPU)
+    scan_backend:str = 'elleci'
     engine:str = 'grad_accum'   # or 'layer-major': one layer's gradient exists at a time
     # Where the layer-major engine leaves the layers' inputs: on the 'device', in 'pinned' or 'pageable' host
     # memory, or 'auto', the first of these that fits.
     block_inputs_on:str = 'auto'
     weights_on:str = 'device'   # layer-major: or 'host', a layer at a time on the device
-    states_on:str = 'device'    # layer-major: the optimizer's states, or 'host'
+    states_on:str = 'device'    # layer-major: the optimizer's states, or 'host', or 'disk', in a mapped file
     data:tuple = EMBEDDED       # (name, where) of each source, see `elleci.data.sources.parse_spec`
     # Phases: (fraction of `steps` at which it begins, ((source, weight), …)). Without any, sources are read
     # in proportion to their tokens.
@@ -355,25 +365,53 @@ class TrainConfig:
     @property
     def warmup_steps(self): return round(self.warmup if self.warmup >= 1 else self.warmup*self.steps)
 
-# %% ../nbs/02_config.ipynb #780d47bf
+# %% ../nbs/02_config.ipynb #713f49e2
 CHOICES = dict(
     schedule=('wsd', 'cosine', 'onecycle'),
     decay_shape=('linear', 'cosine', '1-sqrt'),
-    optimizer=('lion', 'adamw', 'lion8'),
+    optimizer=(
+        'lion', 'adamw', 'lion8', 'lion8-bnb', 'adamw8-bnb', 'paged-adamw8-bnb', 'galore', 'muon',
+    ),
     precision=('fp32', 'bf16', 'fp16', 'bf16-weights'),
     checkpointing=tuple(CHECKPOINTING),
     clip_by=('model', 'layer'),
+    compile=('none', 'default', 'reduce-overhead', 'max-autotune'),
+    attention_backend=('auto', 'flash', 'efficient', 'math', 'cudnn'),
+    scan_backend=('elleci', 'torch', 'mamba-ssm'),
     engine=('grad_accum', 'layer-major'),
     block_inputs_on=('auto', 'device', 'pinned', 'pageable'),
     weights_on=('device', 'host'),
-    states_on=('device', 'host'),
+    states_on=('device', 'host', 'disk'),
 )
 
-# %% ../nbs/02_config.ipynb #b37d30b7
+# %% ../nbs/02_config.ipynb #991c483a
+def _check_compile(
+    t:TrainConfig,
+):
+    "Refuse to compile what a compiled block could not do"
+    if t.compile == 'none': return
+    _check(
+        t.checkpointing != 'selective',
+        f"compile is {t.compile!r} and checkpointing 'selective', which decides operator by operator what is "
+        "kept: a compiled block has no operators left; set checkpointing to 'block' or 'none'.",
+    )
+    _check(
+        not t.int8_backward,
+        f'compile is {t.compile!r} and int8_backward is on, which draws random numbers in the middle of a '
+        "block: set compile to 'none', or int8_backward to false.",
+    )
+    _check(
+        t.compile != 'reduce-overhead' or t.engine != 'layer-major',
+        "compile is 'reduce-overhead': its CUDA graphs write each result where the one before it lay, and the "
+        "layer-major engine keeps the results of all micro-batches; set compile to 'default'.",
+    )
+
+# %% ../nbs/02_config.ipynb #eb752cdb
 def _check_engine(
     t:TrainConfig,
 ):
     "Refuse settings that the engine cannot follow"
+    _check_compile(t)
     if t.engine != 'layer-major':
         for name, default in dict(block_inputs_on='auto', weights_on='device', states_on='device').items():
             _check(
@@ -391,6 +429,11 @@ def _check_engine(
         t.precision != 'fp16',
         "precision is 'fp16': loss scaling must see all gradients before it lets one weight change, "
         "and the layer-major engine never has them; use 'bf16'.",
+    )
+    _check(
+        not t.optimizer.startswith('paged-'),
+        f"optimizer is {t.optimizer!r}: the driver moves its states, and the layer-major engine moves them "
+        "itself; take 'adamw8-bnb', with states_on='host' if they are too large.",
     )
     _check(
         t.checkpointing == 'none',
@@ -478,7 +521,7 @@ def _check_data(
 # %% ../nbs/02_config.ipynb #be5f076a
 POSITIVE = (
     'steps', 'seq_len', 'batch_size', 'grad_accum_steps', 'val_every', 'val_rows', 'save_every',
-    'save_total_limit', 'lr', 'max_grad_norm',
+    'save_total_limit', 'lr', 'max_grad_norm', 'galore_rank',
 )
 NOT_NEGATIVE = (
     'weight_decay', 'num_workers', 'plateau_patience', 'keep_every', 'epochs', 'max_samples',

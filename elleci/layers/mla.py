@@ -95,7 +95,8 @@ def _expanded_attention(
     kv = m.kv_up(latent).unflatten(-1, (c.n_attn_heads, -1))
     k_nope, v = kv.split([c.qk_nope_head_dim, c.v_head_dim], -1)
     k = torch.cat([k_nope, k_rope[:, :, None].expand_as(q_rope)], -1)
-    return attention(torch.cat([q_nope, q_rope], -1), k, v.contiguous(), seq_idx, score_scale(c))
+    q = torch.cat([q_nope, q_rope], -1)
+    return attention(q, k, v.contiguous(), seq_idx, score_scale(c), m.attention_backend)
 
 # %% ../../nbs/31_mla.ipynb #3e8a90c4
 def _split_weight(
@@ -157,9 +158,12 @@ class TokenGate(nn.Embedding):
             raise UserError('embedding_gate is on and the layer was given no token ids: pass tokens (B, T).')
         return torch.addcmul(latent, latent, super().forward(tokens).to(latent.dtype))
 
-# %% ../../nbs/31_mla.ipynb #1205faaf
+# %% ../../nbs/31_mla.ipynb #35038bf6
 class MLA(nn.Module):
     "Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, §2.1): causal within each document"
+    # The kernel for whole rows, see `check_attention_backend`.
+    attention_backend = 'auto'
+
     def __init__(self,
         cfg:ModelConfig,  # its widths: d_model, n_attn_heads, the head dims, kv_lora_rank; and rope_theta
         linear=nn.Linear, # class of the four projections; with `input_operand`, generation is exact too

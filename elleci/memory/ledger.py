@@ -252,17 +252,66 @@ def weight_sizes(
     return sizes
 
 # %% ../../nbs/10_ledger.ipynb #b339c5d3
+BNB_MIN_SIZE = 4096 # numbers: of smaller tensors bitsandbytes keeps states in fp32
+BNB_TABLE = 4*256   # bytes of the table that says what a code stands for, one for each moment
+
+
+def _is_hidden_matrix(
+    name:str, # of a parameter, as in `parameter_shapes`
+)->bool:
+    "True for the weights of the blocks' linear layers, which some optimizers treat as matrices"
+    return name.startswith('blocks.') and _has_weight_decay(name)
+
+
+def _galore_numbers(
+    name:str,
+    shape:tuple,
+    train:TrainConfig, # its galore_rank
+)->tuple: # numbers in a moment, in the projector
+    "Of a hidden matrix with both sides above the rank r, moments are r times the longer side"
+    rank = train.galore_rank
+    if not _is_hidden_matrix(name) or min(shape) <= rank: return math.prod(shape), 0
+    return rank*max(shape), rank*min(shape)
+
+
+def _moments(
+    optimizer:str,
+)->int: # kept for each weight
+    "Two for AdamW, one for Lion"
+    return 2 if 'adamw' in optimizer or optimizer == 'galore' else 1
+
+
+def tensor_state_sizes(
+    name:str, # of a parameter, as in `parameter_shapes`
+    shape:tuple,
+    train:TrainConfig, # its optimizer, galore_rank
+    counters:bool=True, # whether the counter of steps is listed, a single number on the CPU
+)->list: # bytes of each tensor of the optimizer's state for this parameter
+    """Moments in fp32, or in 8 bits with a scale for each 256 numbers; for AdamW (Loshchilov and Hutter 2019,
+    alg. 2) a counter; for GaLore (Zhao et al. 2024, alg. 2) a projector"""
+    n, optimizer = math.prod(shape), train.optimizer
+    counter = [4] if counters else []
+    in_8_bits = [n, 4*-(-n//256)]
+    if optimizer == 'lion8': return in_8_bits
+    if optimizer.endswith('-bnb'):
+        return (in_8_bits if n >= BNB_MIN_SIZE else [4*n])*_moments(optimizer)
+    if optimizer == 'muon': return [4*n] if _is_hidden_matrix(name) else [4*n]*2 + counter
+    if optimizer == 'galore':
+        moment, projector = _galore_numbers(name, shape, train)
+        return [4*moment]*2 + ([4*projector] if projector else []) + counter
+    return [4*n]*_moments(optimizer) + (counter if optimizer == 'adamw' else [])
+
+
 def state_sizes(
-    numbers:list,  # in each parameter tensor
-    optimizer:str, # 'lion', 'lion8' or 'adamw'
+    model:ModelConfig,
+    train:TrainConfig, # its optimizer, galore_rank
+    movable:bool=False, # only what a layer-major step can keep elsewhere: neither counters nor shared tables
 )->list: # bytes of each tensor of the optimizer's state
-    """One momentum (Chen et al. 2023, alg. 2), in fp32 or in 8 bits with a scale for each 256 numbers;
-    for AdamW two moments and a counter (Loshchilov and Hutter 2019, alg. 2)."""
-    if optimizer == 'lion8': return [b for n in numbers for b in (n, 4*-(-n//256))]
-    momentum = [4*n for n in numbers]
-    if optimizer == 'lion': return momentum
-    counters = [4]*len(numbers)
-    return momentum*2 + counters
+    "What `tensor_state_sizes` lists for every parameter, and what is kept once for all"
+    shapes = parameter_shapes(model).items()
+    sizes = [b for name, shape in shapes for b in tensor_state_sizes(name, shape, train, not movable)]
+    is_bnb = train.optimizer.endswith('-bnb')
+    return sizes + [BNB_TABLE]*(_moments(train.optimizer) if is_bnb and not movable else 0)
 
 # %% ../../nbs/10_ledger.ipynb #0863aac2
 def _mla(
@@ -489,17 +538,40 @@ def _linear_shapes(
     return [shape for name, shape in shapes if _has_weight_decay(name) and name != 'head.weight']
 
 # %% ../../nbs/10_ledger.ipynb #2bcff203
+def _own_update_temporaries(
+    name:str, # of a parameter
+    shape:tuple,
+    train:TrainConfig,
+)->list: # bytes
+    "Temporaries of one parameter's update, for optimizers that go from one to the next"
+    n = 4*math.prod(shape)
+    if train.optimizer == 'lion': return [n, n]
+    if train.optimizer == 'muon' and _is_hidden_matrix(name):
+        # The matrix, then in bf16; two products of its shorter side; the iterate's successor.
+        return [n, n//2, 2*min(shape)**2, 2*min(shape)**2, n//2]
+    if train.optimizer == 'galore':
+        moment, projector = _galore_numbers(name, shape, train)
+        # The projected step, and the whole.
+        return [4*moment, n] if projector else [n]
+    return []
+
+
 def _update_temporaries(
     model:ModelConfig,
     train:TrainConfig,
 )->list: # bytes
     "Temporaries of an optimizer step"
-    if train.optimizer == 'lion8': return []
-    sizes = {name: 4*math.prod(shape) for name, shape in parameter_shapes(model).items()}
-    if train.optimizer == 'lion': return [max(sizes.values())]*2
-    decayed = [size for name, size in sizes.items() if _has_weight_decay(name)]
-    others = [size for name, size in sizes.items() if not _has_weight_decay(name)]
-    return max(decayed, others, key=sum)
+    shapes = parameter_shapes(model).items()
+    own = [_own_update_temporaries(name, shape, train) for name, shape in shapes]
+    lists = [own, []]
+    if train.optimizer in ('adamw', 'muon'):
+        # AdamW takes all weights of a group at once.
+        groups = {True: [], False: []}
+        for name, shape in shapes:
+            if train.optimizer == 'adamw' or not _is_hidden_matrix(name):
+                groups[_has_weight_decay(name)].append(4*math.prod(shape))
+        lists = [own, groups.values()]
+    return max((sizes for group in lists for sizes in group), key=sum)
 
 # %% ../../nbs/10_ledger.ipynb #a0657db0
 def _loss_workspace(
@@ -571,7 +643,7 @@ def _critical_moments(
     weights = weight_sizes(model, train)
     numbers = [math.prod(shape) for shape in parameter_shapes(model).values()]
     gradients = [4*n for n in numbers]
-    state = state_sizes(numbers, train.optimizer)
+    state = state_sizes(model, train)
     temporaries = _temporaries(model, train)
     # A micro-batch is tokens, labels and document numbers, in int64.
     inputs = [8*train.batch_size*train.seq_len]*3*train.grad_accum_steps
