@@ -66,15 +66,16 @@ class DenseAttention(nn.Module):
         if self.cfg.positions == 'rope':
             cos, sin = rope_table(self.cfg, q, seq_idx, cache, P)
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        out = self._attend(q, k, v, seq_idx) if cache is None else self._cached(q, k, v, cache)
+        if cache is not None: out = self._cached(q, k, v, cache)
+        else: out = self._attend(q, k, v, seq_idx, self.cfg.attention_density)
         return self.o_proj(out.flatten(-2))
 
     def _scale(self): return score_scale(self.cfg, self.cfg.attn_head_dim)
 
-    def _attend(self, q, k, v, seq_idx):
-        "Attention of all tokens of a row"
+    def _attend(self, q, k, v, seq_idx, density=1.):
+        "Attention of all tokens of a row; with a cache to all of them, whatever the density"
         k, v = (share_heads(t, q.shape[2]) for t in (k, v))
-        return attention(q, k, v, seq_idx, self._scale())
+        return attention(q, k, v, seq_idx, self._scale(), density=density)
 
     def _cached(self, q, k, v, cache):
         "Attention of the next tokens, which are appended to the cache"
