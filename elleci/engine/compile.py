@@ -37,7 +37,7 @@ def _compile_errors(): # a tuple of exceptions
     from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
     return TorchDynamoException, FailOnRecompileLimitHit
 
-# %% ../../nbs/59_compile.ipynb #a2283d2d
+# %% ../../nbs/59_compile.ipynb #376512bc
 # What is found in an error, and what that means in words.
 KNOWN_REASONS = {
     'InvalidCxxCompiler': 'no C++ compiler was found (install g++, or name one in CXX)',
@@ -45,6 +45,7 @@ KNOWN_REASONS = {
     'TritonMissing': 'Triton is not installed',
     'working triton': 'Triton is not installed',
     'Unsupported': 'the block cannot be one graph',
+    'data-dependent': 'the block cannot be one graph',
 }
 
 def compile_failure(
