@@ -14,6 +14,7 @@ from ..core import UserError
 from ..layers.aux_losses import collect_aux_losses
 from ..config import ModelConfig, TrainConfig
 from ..annotate import layer_scope
+from .mapped_file import MappedFile
 from .offload import PLACEMENTS, TransferStream, ActivationStore, ParameterOffload
 from .accumulate import GradAccumStep, autocast, check_labels, count_labels, eval_mode
 from .accumulate import fp32_gradients, nonfinite_grads, step_result, weight_aux_losses
@@ -27,7 +28,7 @@ class Placement:
     "Where a layer-major step keeps what it doesn't need at the moment"
     block_inputs_on:str = 'device' # or 'pinned' or 'pageable' host memory
     weights_on:str = 'device'      # or 'host': a unit's weights are on the device while it is computed
-    states_on:str = 'device'       # or 'host': its optimizer states are there while it is updated
+    states_on:str = 'device'       # or 'host' or 'disk': its optimizer states are there while it is updated
 
     def __post_init__(self):
         if self.block_inputs_on not in PLACEMENTS:
@@ -35,10 +36,10 @@ class Placement:
                 f"block_inputs_on is {self.block_inputs_on!r}: give 'device', 'pinned' or 'pageable' ('auto' "
                 "is resolved by elleci.planning.account)."
             )
-        for name in ('weights_on', 'states_on'):
-            where = getattr(self, name)
-            if where not in ('device', 'host'):
-                raise UserError(f"{name} is {where!r}: give 'device' or 'host'.")
+        if self.weights_on not in ('device', 'host'):
+            raise UserError(f"weights_on is {self.weights_on!r}: give 'device' or 'host'.")
+        if self.states_on not in ('device', 'host', 'disk'):
+            raise UserError(f"states_on is {self.states_on!r}: give 'device', 'host' or 'disk'.")
 
 # %% ../../nbs/61_layer_major.ipynb #937b51c3
 def _check_supported(model, optimizer, precision):
@@ -231,6 +232,7 @@ class LayerMajorStep:
         seed:int=0, # of random numbers that layers draw
         global_step:int=0, # steps made so far
         device:torch.device|None=None, # where to compute; None: where the weights are
+        states_file:MappedFile|None=None, # where states wait on disk; None: in a temporary file
     ):
         _check_supported(model, optimizer, precision)
         self.model = model
@@ -247,6 +249,8 @@ class LayerMajorStep:
         self.rng = StepRNG(model, seed)
         # A tied matrix is needed at both ends of the model.
         tied = model.head.weight is model.embedding.weight
+        if placement.states_on == 'disk' and states_file is None:
+            states_file = MappedFile(self.device)
         self.offload = ParameterOffload(
             self.params_by_unit,
             optimizer,
@@ -254,6 +258,7 @@ class LayerMajorStep:
             placement.weights_on,
             placement.states_on,
             resident=('embedding',) if tied else (),
+            states_memory=states_file,
         )
         self.compute = _UnitCompute(model, precision, self.device, self.rng)
         self.updates = _UnitUpdates(model, optimizer, max_grad_norm, self.device, self.offload)
@@ -405,6 +410,7 @@ def make_engine(
     train:TrainConfig, # its engine, clip, precision, placements ('auto' resolved: `elleci.planning.account`)
     global_step:int=0, # steps made so far
     device:torch.device|None=None, # where to compute; None: where the weights are
+    states_file:MappedFile|None=None, # for states_on='disk'; None: a temporary file
 )->GradAccumStep|LayerMajorStep:
     "The engine that a configuration names"
     for m in model.modules():
@@ -417,5 +423,13 @@ def make_engine(
         )
     placement = Placement(train.block_inputs_on, train.weights_on, train.states_on)
     return LayerMajorStep(
-        model, optimizer, train.max_grad_norm, train.precision, placement, train.seed, global_step, device
+        model,
+        optimizer,
+        train.max_grad_norm,
+        train.precision,
+        placement,
+        train.seed,
+        global_step,
+        device,
+        states_file,
     )
