@@ -18,6 +18,7 @@ from .offload import PLACEMENTS, TransferStream, ActivationStore, ParameterOfflo
 from .accumulate import GradAccumStep, autocast, check_labels, count_labels, eval_mode
 from .accumulate import fp32_gradients, nonfinite_grads, step_result, weight_aux_losses
 from .checks import StepRNG, check_block, params_by_unit, units
+from ..layers.embed import embed
 from ..layers.ffn import BitLinear, cache_ternary_weights
 from ..model import Elleci, token_loss, with_tokens
 
@@ -122,7 +123,7 @@ class _UnitCompute:
         self.rng.position = self.global_step, m
         module = self.units[unit][0]
         if unit == 'embedding':
-            return module(x)
+            return embed(self.model, x, seq_idx)
         block = with_tokens(module, tokens)
         if unit not in self.checked:
             check_block(unit, module, x, seq_idx, block)
@@ -151,11 +152,11 @@ class _UnitCompute:
         _backward_from(y, dy, self.weighted(aux_losses, labels))
         return torch.zeros_like(x) if x.grad is None else x.grad
 
-    def recompute_embedding(self, m, tokens):
+    def recompute_embedding(self, m, tokens, seq_idx):
         "The embedding of micro-batch m with a graph, and the auxiliary losses that it added"
         self.rng.position = self.global_step, m
         with self.autocast(), collect_aux_losses() as aux_losses:
-            return self.model.embedding(tokens), aux_losses
+            return embed(self.model, tokens, seq_idx), aux_losses
 
     def weighted(self, aux_losses, labels):
         "Auxiliary losses with the weight of their micro-batch; they are noted for the step's result"
@@ -332,8 +333,8 @@ class LayerMajorStep:
     def _embedding(self, micro_batches):
         "Recompute the embedding with a graph, accumulate its gradient, update it"
         with self.offload.on_device('embedding', states=True):
-            for m, (tokens, labels, _) in enumerate(micro_batches):
-                y, aux_losses = self.compute.recompute_embedding(m, tokens)
+            for m, (tokens, labels, seq_idx) in enumerate(micro_batches):
+                y, aux_losses = self.compute.recompute_embedding(m, tokens, seq_idx)
                 dy = self._activation('embedding', m)
                 _backward_from(y, dy, self.compute.weighted(aux_losses, labels))
                 del dy
@@ -373,7 +374,7 @@ class LayerMajorStep:
         for unit, above in zip(self.units, [*self.units][1:] + [None]):
             with eval_mode(self.model), self.offload.on_device(unit, prefetch=above), self.compute.autocast():
                 if unit == 'embedding':
-                    x = self.model.embedding(tokens)
+                    x = embed(self.model, tokens, seq_idx)
                 elif unit == 'head':
                     total = token_loss(self.model, x, labels)
                 else:

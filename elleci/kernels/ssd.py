@@ -12,11 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from ..core import UserError, compute_dtype, full_precision, require
+from ..core import UserError, compute_dtype, full_precision
 from ..documents import document_ids
 from .pointwise import silu_gate, silu_gate_grad
 from .triton_compat import cdiv, jit, next_power_of_2, pick_backend, tl
 from .ssd_reference import ssd_recurrent, ssd_step
+from .mamba_ssm import mamba_ssm_scan
 from ..annotate import declare_temporaries
 
 # %% ../../nbs/21_ssd_triton.ipynb #780d0b75
@@ -942,12 +943,9 @@ class _SSD(torch.autograd.Function):
 # %% ../../nbs/21_ssd_triton.ipynb #290d159a
 def _mamba_ssm(x, dt, A, B, C, chunk_size, D, z, initial_state, seq_idx):
     "The scan of the package mamba-ssm"
-    scan = require('mamba_ssm.ops.triton.ssd_combined', "use backend='mamba_ssm'").mamba_chunk_scan_combined
     doc_ids = None if seq_idx is None else document_ids(seq_idx).int()
-    return scan(
-        x, dt, A, B, C, chunk_size,
-        D=D, z=z, initial_states=initial_state, seq_idx=doc_ids, return_final_states=True,
-    )
+    y, final = mamba_ssm_scan(x, dt, A, B, C, chunk_size, D, initial_state, doc_ids)
+    return y if z is None else silu_gate(y.float(), z.float()).to(y.dtype), final
 
 # %% ../../nbs/21_ssd_triton.ipynb #069669bc
 def _reference(x, dt, A, B, C, D, z, initial_state, seq_idx):

@@ -205,12 +205,12 @@ class SwiGLU(nn.Module):
     Shazeer 2020, [arXiv 2002.05202](https://arxiv.org/abs/2002.05202), eq. 6.
     """
     def __init__(self,
-        cfg:ModelConfig,  # `d_model` and `d_ff`
-        linear=nn.Linear, # class of the projections, made as linear(d_in, d_out, bias=False)
+        cfg:ModelConfig,  # `d_model`, `d_ff` and `bias`
+        linear=nn.Linear, # class of the projections, made as linear(d_in, d_out, bias)
     ):
         super().__init__()
-        self.gate_up = linear(cfg.d_model, 2*cfg.d_ff, bias=False)
-        self.down = linear(cfg.d_ff, cfg.d_model, bias=False)
+        self.gate_up = linear(cfg.d_model, 2*cfg.d_ff, bias=cfg.bias)
+        self.down = linear(cfg.d_ff, cfg.d_model, bias=cfg.bias)
 
     def forward(self,
         x:Tensor, # (…, D) any float dtype

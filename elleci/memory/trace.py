@@ -597,6 +597,8 @@ def _optimizer_states(
     "Which storages the optimizers hold"
     states = [state for optimizer in recorder.position.optimizers for state in optimizer.state.values()]
     tensors = [t for state in states for t in state.values() if isinstance(t, Tensor)]
+    # What is kept once for all parameters, as tables of codes are.
+    tensors += [t for o in recorder.position.optimizers for t in getattr(o, 'shared_tensors', ())]
     return {recorder.log.index_of(t) for t in tensors} - {None}
 
 # %% ../../nbs/11_trace.ipynb #37d764b6

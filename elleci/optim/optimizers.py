@@ -12,6 +12,8 @@ from ..core import UserError, require
 from ..config import TrainConfig
 from ..layers.ffn import BitLinear
 from ..kernels.lion8 import check_hyperparameters, hash_key, lion8_state, lion8_step
+from .eight_bit import BNB_OPTIMIZERS, make_bnb_optimizer
+from .matrices import GaLore, Muon
 
 # %% ../../nbs/60_optimizers.ipynb #1373559c
 def _layer_index(name, last):
@@ -26,30 +28,37 @@ def param_groups(
     model:nn.Module,    # any module
     weight_decay:float, # for the weights of linear layers
     n_layers:int=0, # its blocks, if each layer (0 the embedding, n_layers + 1 the head) is to have own groups
-)->list[dict]: # each with `weight_decay`, `layer`, `params` and their `names`
+    by_hidden:bool=False, # whether the blocks' linear layers are to have own groups
+)->list[dict]: # each with `weight_decay`, `layer`, `params` and their `names`; `by_hidden`: and `hidden`
     "Weights of linear layers decay; norms, biases, embeddings (a tied head too), filters, rates do not"
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     linear = {id(m.weight) for m in model.modules() if isinstance(m, (nn.Linear, BitLinear))} - embeddings
     layers = range(n_layers + 2) if n_layers else [0]
     groups = {
-        (layer, decay): dict(weight_decay=decay, layer=layer, params=[], names=[])
+        (layer, decay, hidden): dict(weight_decay=decay, layer=layer, params=[], names=[])
         for layer in layers
         for decay in (weight_decay, 0.)
+        for hidden in ((True, False) if by_hidden else (False,))
     }
     for name, p in model.named_parameters():
         if not p.requires_grad:
             continue
         layer = _layer_index(name, n_layers + 1) if n_layers else 0
-        group = groups[layer, weight_decay if id(p) in linear else 0.]
+        hidden = by_hidden and id(p) in linear and not name.startswith('head.')
+        group = groups[layer, weight_decay if id(p) in linear else 0., hidden]
         group['params'].append(p)
         group['names'].append(name)
-    if n_layers:
+    if by_hidden:
+        for (_, _, hidden), group in groups.items():
+            group['hidden'] = hidden
+    if n_layers or by_hidden:
         return [group for group in groups.values() if group['params']]
     return list(groups.values())
 
 # %% ../../nbs/60_optimizers.ipynb #c7637faa
 # Of Lion: Chen et al. 2023, §4. Of AdamW: the usual choice for language models.
-BETAS = {'lion': (.9, .99), 'lion8': (.9, .99), 'adamw': (.9, .95)}
+BETAS = {'lion': (.9, .99), 'lion8': (.9, .99), 'adamw': (.9, .95), 'lion8-bnb': (.9, .99)}
+BETAS |= dict.fromkeys(('adamw8-bnb', 'paged-adamw8-bnb', 'galore', 'muon'), BETAS['adamw'])
 
 # %% ../../nbs/60_optimizers.ipynb #9ddfb3b7
 class Lion8(torch.optim.Optimizer):
@@ -110,8 +119,15 @@ def make_optimizer(
     train:TrainConfig, # its optimizer, lr, weight_decay
 )->torch.optim.Optimizer:
     "The optimizer of a configuration, with `param_groups`; `UserError` if its library is missing"
-    groups = param_groups(model, train.weight_decay, len(model.blocks) if train.lerac_ratio else 0)
+    by_hidden = train.optimizer in ('galore', 'muon')
+    groups = param_groups(model, train.weight_decay, len(model.blocks) if train.lerac_ratio else 0, by_hidden)
     settings = dict(lr=train.lr, betas=BETAS[train.optimizer])
+    if train.optimizer == 'galore':
+        return GaLore(groups, **settings, rank=train.galore_rank)
+    if train.optimizer == 'muon':
+        return Muon(groups, **settings)
+    if train.optimizer in BNB_OPTIMIZERS:
+        return make_bnb_optimizer(train.optimizer, groups, **settings)
     if train.optimizer == 'lion8':
         return Lion8(groups, **settings, seed=train.seed)
     if train.optimizer == 'adamw':
@@ -122,5 +138,6 @@ def make_optimizer(
 def state_bytes(
     optimizer:torch.optim.Optimizer,
 )->int: # bytes
-    "Bytes of all tensors in the optimizer's state"
-    return sum(t.nbytes for state in optimizer.state.values() for t in state.values() if torch.is_tensor(t))
+    "Bytes of all tensors in the optimizer's state, and of those that it keeps once for all parameters"
+    tensors = [t for state in optimizer.state.values() for t in state.values() if torch.is_tensor(t)]
+    return sum(t.nbytes for t in [*tensors, *getattr(optimizer, 'shared_tensors', ())])

@@ -571,7 +571,7 @@ def _cost_text(costs, cards): return cost_table(costs) if cards else cost_lines(
 @validate_ranges
 def elleci_memory(
     #: What, and where: elleci_memory --config my.toml --set model.d_model=1024 --vram 8GiB
-    preset:str|None=None, # elleci-1b5 (the default), elleci-1b5-12gib, elleci-350m, elleci-30m, elleci-tiny
+    preset:str|None=None, # one of these, by default elleci-1b5
     vram:str|None=None,  # a size such as 12GiB, or a card such as rtx-4070
     config:str|Config|None=None, # a file of your own; from Python also a `Config`; other flags change it
     set:list[str]|None=None, # any setting, as section.name=value; elleci_train --print-config lists them

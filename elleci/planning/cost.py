@@ -56,7 +56,7 @@ def checkpoint_parts(
     numbers = [math.prod(shape) for shape in parameter_shapes(model).values()]
     parts = {
         'weights': sum(weight_sizes(model, train)),
-        'optimizer states': sum(state_sizes(numbers, train.optimizer)),
+        'optimizer states': sum(state_sizes(model, train)),
     }
     if train.averaging_start < 1: parts['averaged weights'] = 4*sum(numbers)
     return parts

@@ -310,7 +310,7 @@ def estimate_ram(
     "RAM beside the card in closed form: what waits there, averaged weights, a copy for a checkpoint"
     numbers = [math.prod(shape) for shape in parameter_shapes(model).values()]
     weights = sum(weight_sizes(model, train))
-    states = sum(state_sizes(numbers, train.optimizer))
+    states = sum(state_sizes(model, train))
     waiting = 4*sum(numbers) if train.averaging_start < 1 else 0
     if train.block_inputs_on != 'device':
         waiting += residual_itemsize(train)*train.tokens_per_step*model.d_model*(model.n_layers + 1)

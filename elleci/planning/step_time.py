@@ -395,11 +395,7 @@ def _streamed_states(
     train:TrainConfig,
 )->int: # bytes
     "The ledger's optimizer states as they are streamed"
-    numbers = [math.prod(shape) for shape in parameter_shapes(model).values()]
-    sizes = state_sizes(numbers, train.optimizer)
-    # AdamW's step counters come last, a number for each parameter tensor; they stay on the host.
-    if train.optimizer == 'adamw': sizes = sizes[:-len(numbers)]
-    return sum(map(_padded, sizes))
+    return sum(map(_padded, state_sizes(model, train, movable=True)))
 
 # %% ../../nbs/63_step_time.ipynb #c675b9fe
 def _link_bytes(

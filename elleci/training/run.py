@@ -1034,7 +1034,7 @@ def _print_config(config):
 def elleci_train(
     #: What to train: elleci_train --config my.toml --set model.d_model=1024 train.warmup=2000
     config:str|Config|None=None, # a file of your own; from Python also a `Config`; other flags change it
-    preset:str|None=None, # elleci-tiny (the default), elleci-30m, elleci-350m, elleci-1b5, elleci-1b5-12gib
+    preset:str|None=None, # one of these, by default elleci-tiny
     set:list[str]|None=None, # any setting, as section.name=value; --print-config lists them
     print_config:bool=False, # print it all as a file of your own, and train nothing
     #: The run: elleci_train --preset elleci-30m --data ~/texts --out runs/mine --resume
