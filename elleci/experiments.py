@@ -103,25 +103,26 @@ PLAIN = {
     'train.lerac_ratio': 0.,
     'train.averaging_start': 1.,
     'train.plateau_patience': 0,
+    'train.compile': 'none',
+    'train.attention_backend': 'auto',
+    'train.scan_backend': 'elleci',
+    # As fractions, which hold for any number of steps.
+    'train.warmup': .1,
+    'train.decay_ratio': .1,
 }
 
 # %% ../nbs/80_experiments.ipynb #53833f4b
-# Sizes of the default baseline, a dense Transformer on characters.
+# Sizes of the default baseline: the preset `chatgot-char`, made small, without dropout and biases.
 TOY = {
-    'model.vocab_size': 384,
-    'model.pattern': 'A',
     'model.d_model': 128,
     'model.n_layers': 4,
-    'model.d_ff': 352,
+    'model.n_attn_heads': 4,
+    'model.d_ff': 512,
+    'model.dropout': 0.,
+    'model.bias': False,
     'train.seq_len': 128,
     'train.batch_size': 8,
-    'train.grad_accum_steps': 1,
-    'train.lr': 1e-3,
-    'train.warmup': .1,
-    'train.decay_ratio': .2,
     'train.val_rows': 16,
-    'train.tokenizer': 'char',
-    'train.allow_unused_vocab': True,
 }
 STEPS = 20
 
@@ -132,10 +133,10 @@ def make_baseline(
 )->Config:
     "A configuration with every technique off, and so many steps"
     if config is None:
-        config = apply_switch(Switch('toy', '', TOY), resolve_config('elleci-tiny'))
+        config = apply_switch(Switch('toy', '', TOY), resolve_config('chatgot-char'))
         config = replace(config, preset='toy')
-    train = replace(config.train, steps=steps, epochs=0.)
-    return apply_switch(Switch('plain', '', PLAIN), replace(config, train=train))
+    plain = PLAIN | {'train.steps': steps, 'train.epochs': 0.}
+    return apply_switch(Switch('plain', '', plain), config)
 
 # %% ../nbs/80_experiments.ipynb #f5d23e9e
 class Hook:
@@ -263,7 +264,7 @@ NEEDS = {
     'scan': _needs_scan,
 } | {
     name: functools.partial(_needs_library, name)
-    for name in ('bitsandbytes', 'mamba_ssm', 'pytorch_optimizer')
+    for name in ('bitsandbytes', 'mamba_ssm')
 }
 
 
@@ -280,18 +281,34 @@ def _quarter_batch(config): return max(1, config.train.batch_size//4)
 def _more_micro_batches(config):
     return config.train.grad_accum_steps*config.train.batch_size//_quarter_batch(config)
 def _third_of_lr(config): return config.train.lr/3
-def _ungated_width(config): return config.model.d_ff*3//2    # two matrices with the parameters of three
+def _quarter_width(config): return config.model.d_model//4
+
+
+def _gated_width(config):
+    "The width at which a feed-forward part of three matrices has the parameters of the baseline's"
+    return config.model.d_ff if config.model.ffn_is_gated else config.model.d_ff*2//3
+
+
+def _ungated_width(config):
+    "The same for a feed-forward part of two"
+    return config.model.d_ff*3//2 if config.model.ffn_is_gated else config.model.d_ff
+
+
+def _ffn(kind, width): return Switch(
+    kind, 'activation functions', {'model.ffn': kind, 'model.d_ff': width}, taught_in='42_ffn_kinds'
+)
 
 
 _LAYER_MAJOR = {'train.engine': 'layer-major'}
 _LION = {'train.optimizer': 'lion', 'train.lr': _third_of_lr}
-_HYBRID = {'model.pattern': 'MMMA'}
-_ATTENTION = dict(kind='attention', needs=('attention',), taught_in='30_attention')
-_BNB = dict(kind='8-bit optimizers', needs=('bitsandbytes',), taught_in='60_optimizers')
+_HYBRID = {'model.pattern': 'MMMT'}
+_TERNARY = {'model.ternary': True, 'model.bias': False}      # ternary layers have none
+_ATTENTION = dict(kind='attention', needs=('attention',), taught_in='34_dense_attention')
+_BNB = dict(kind='8-bit optimizers', needs=('bitsandbytes',), taught_in='60_8bit_optimizers')
 
 TECHNIQUES = [
     *(
-        Switch(f'compile-{mode}', 'compile', {'train.compile': mode}, taught_in='76_train')
+        Switch(f'compile-{mode}', 'compile', {'train.compile': mode}, taught_in='59_compile')
         for mode in ('default', 'reduce-overhead', 'max-autotune')
     ),
     Switch('attention-flash', changes={'train.attention_backend': 'flash'}, **_ATTENTION),
@@ -315,7 +332,13 @@ TECHNIQUES = [
     Switch(
         'accumulation-partial', 'accumulation', hooks=('uneven micro-batches',), taught_in='60_grad_accum'
     ),
-    Switch('cuda-graphs', 'CUDA graphs', {'train.compile': 'reduce-overhead'}, needs=('cuda',)),
+    Switch(
+        'cuda-graphs',
+        'CUDA graphs',
+        {'train.compile': 'reduce-overhead'},
+        needs=('cuda',),
+        taught_in='59_compile',
+    ),
     *(
         Switch(f'checkpointing-{kind}', 'checkpointing', {'train.checkpointing': kind}, taught_in='50_model')
         for kind in ('selective', 'block', 'offload')
@@ -331,16 +354,10 @@ TECHNIQUES = [
     Switch('lion8-bnb', changes=_LION | {'train.optimizer': 'lion8-bnb'}, against='lion', **_BNB),
     Switch('adamw8-bnb', changes={'train.optimizer': 'adamw8-bnb'}, **_BNB),
     Switch('paged-adamw8-bnb', changes={'train.optimizer': 'paged-adamw8-bnb'}, **_BNB),
-    Switch('geglu', 'activation functions', {'model.ffn': 'geglu'}, taught_in='42_ffn'),
-    Switch(
-        'gelu', 'activation functions', {'model.ffn': 'gelu', 'model.d_ff': _ungated_width}, taught_in='42_ffn'
-    ),
-    Switch(
-        'relu2',
-        'activation functions',
-        {'model.ffn': 'relu2', 'model.d_ff': _ungated_width},
-        taught_in='42_ffn',
-    ),
+    _ffn('gelu', _ungated_width),
+    _ffn('relu2', _ungated_width),
+    _ffn('swiglu', _gated_width),
+    _ffn('geglu', _gated_width),
     Switch('cpu-affinity', 'CPU affinity', hooks=('few cores',), needs=('affinity',)),
     Switch('fp16', 'precision', {'train.precision': 'fp16'}, taught_in='60_grad_accum'),
     Switch('bf16', 'precision', {'train.precision': 'bf16'}, taught_in='60_grad_accum'),
@@ -419,11 +436,11 @@ IDEAS = [
     ),
     Switch('sparse-attention', 'ideas', {'model.attention_density': .5}, needs=('attention',)),
     Switch('easy-first', 'ideas', {'train.easy_first': True}, taught_in='66_curriculum'),
-    Switch('ternary', 'ideas', {'model.ternary': True}, taught_in='42_ffn'),
+    Switch('ternary', 'ideas', _TERNARY, taught_in='42_ffn'),
     Switch(
         'int8-backward',
         'ideas',
-        {'model.ternary': True, 'train.int8_backward': True},
+        _TERNARY | {'train.int8_backward': True},
         against='ternary',
         taught_in='41_bitnet_triton',
     ),
@@ -439,8 +456,13 @@ IDEAS = [
 ]
 
 OTHERS = [
-    Switch('galore', 'optimizers', {'train.optimizer': 'galore'}, needs=('pytorch_optimizer',)),
-    Switch('muon', 'optimizers', {'train.optimizer': 'muon'}, taught_in='60_optimizers'),
+    Switch(
+        'galore',
+        'optimizers',
+        {'train.optimizer': 'galore', 'train.galore_rank': _quarter_width},
+        taught_in='60_galore_and_muon',
+    ),
+    Switch('muon', 'optimizers', {'train.optimizer': 'muon'}, taught_in='60_galore_and_muon'),
     Switch('router-skip', 'router', {'model.router': 'skip'}, taught_in='43_router'),
     Switch('router-think', 'router', {'model.router': 'think'}, taught_in='43_router'),
     Switch('hybrid', 'scan', _HYBRID, taught_in='22_mamba2'),
@@ -458,7 +480,7 @@ OTHERS = [
         _HYBRID | {'train.scan_backend': 'mamba-ssm'},
         needs=('scan', 'mamba_ssm', 'cuda'),
         against='hybrid',
-        taught_in='21_ssd_triton',
+        taught_in='21_ssd_mamba_ssm',
     ),
 ]
 
@@ -669,6 +691,7 @@ def measure(
         engine = _build_engine(config, device)
         built = time.perf_counter() - began
         times, memory = _train(engine, config.train, mixture, hooks)
+        _refuse_fallback(engine)
         losses = validate(engine, val_sources, config.train.batch_size, config.train.val_rows)
         weights = _weights(engine)
         peak, reserved = _measured_peak(memory)
@@ -688,6 +711,12 @@ def measure(
         lr=config.train.lr,
         threads=torch.get_num_threads(),
     )
+
+
+def _refuse_fallback(engine):
+    "`UserError` where nothing was compiled, so that the eager step would pass for the compiled one"
+    compiled = getattr(engine, 'compiled_blocks', None)
+    if compiled and compiled.failure: raise UserError(f'it could not be compiled: {compiled.failure}')
 
 
 def _refuse_unless_it_can_run(predicted, device):
