@@ -427,7 +427,7 @@ class _UnitStates(_UnitTensors):
                     view.copy_(t)
         self.attach(self.buffer.release(write_back=modified))
 
-# %% ../../nbs/59_offload.ipynb #d17764d7
+# %% ../../nbs/59_offload.ipynb #b3e5725e
 class ParameterOffload:
     "Where units' weights and optimizer states are kept: on the device, or in host memory between two uses"
     def __init__(self,
@@ -435,12 +435,14 @@ class ParameterOffload:
         optimizer:torch.optim.Optimizer, # whose states for these parameters are kept
         transfer_stream:TransferStream, # for the copies; units are used on its device
         weights_on:str='device', # or 'host' (pinned where that is to be had) or 'pageable'
-        states_on:str='device', # or the same
+        states_on:str='device', # or the same, or 'disk'
         resident:tuple=(), # units whose weights stay on the device whatever `weights_on` is
+        states_memory=None, # for 'disk': where states are kept, with the methods of a `HostMemory`
     ):
+        self.states_on = states_on
         device = transfer_stream.device
-        memories = {'device': None}
-        for where in {weights_on, states_on} - {'device'}:
+        memories = {'device': None, 'disk': states_memory}
+        for where in {weights_on, states_on} - {*memories}:
             is_pinned = where == 'host' and device.type != 'cpu'
             memories[where] = HostMemory('pinned' if is_pinned else 'pageable', device)
         self.weights = {}
