@@ -212,7 +212,7 @@ def _check_dense(
     )
     _check(
         not (c.bias and c.ternary),
-        'bias and ternary are both true: ternary layers have no bias, set ternary = false or leave bias out.',
+        'bias and ternary are both true: ternary layers have no bias, give ternary = false or leave bias out.',
     )
     _check(0 <= c.dropout < 1, f'dropout is {c.dropout}: give a rate of 0 or more and below 1.')
     if 'T' not in c.mixers: return
@@ -226,7 +226,7 @@ def _check_dense(
     )
     _check(
         c.positions == 'learned' or c.attn_head_dim % 2 == 0,
-        f'd_model/n_attn_heads is {c.attn_head_dim}: RoPE turns pairs, choose them so that it is even.',
+        f'd_model/n_attn_heads is {c.attn_head_dim}: RoPE turns pairs, give widths that make it even.',
     )
 
 # %% ../nbs/02_config.ipynb #65cad7da
