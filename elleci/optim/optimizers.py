@@ -17,7 +17,7 @@ from ..kernels.lion8 import check_hyperparameters, hash_key, lion8_state, lion8_
 def _layer_index(name, last):
     "The layer of a parameter: 0 for the embedding, 1 for the first block …, `last` for the norm and the head"
     first, *rest = name.split('.')
-    if first == 'embedding':
+    if first in ('embedding', 'positions'):
         return 0
     return int(rest[0]) + 1 if first == 'blocks' else last
 
