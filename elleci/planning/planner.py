@@ -25,7 +25,7 @@ def param_counts_by_unit(
     counts = {}
     for name, shape in parameter_shapes(model).items():
         if name.startswith('blocks.'): unit = '.'.join(name.split('.')[:2])
-        elif name.startswith('embedding'): unit = 'embedding'
+        elif name.startswith(('embedding', 'positions')): unit = 'embedding'
         else: unit = 'head'
         counts[unit] = counts.get(unit, 0) + math.prod(shape)
     return counts
