@@ -15,7 +15,7 @@ from pathlib import Path
 from ..core import GiB, KiB, MiB, UserError
 from ..files import installed_file
 from ..plots import figure
-from .dense_bytes import attention_bytes, dropout_bytes, embedding_bytes, ffn_bytes
+from .dense_bytes import attention_bytes, choice_bytes, dropout_bytes, embedding_bytes, ffn_bytes
 from .dense_bytes import linear_bytes, norm_bytes, prefixed, without_autocast_copies
 from ..annotate import CATEGORIES, LOSS_WORKSPACE_BYTES
 from ..config import FFN_KINDS, ModelConfig, TrainConfig
@@ -336,11 +336,14 @@ def _mla(
     # The norm's input is then the product of the two.
     if c.embedding_gate: latent |= {'gate': s*n*r, 'gated': s*n*r}
     kv_up = linear_bytes(c, s, n, r, H*(c.qk_nope_head_dim + v))
-    # Values narrower than keys are padded; cutting the padding off makes a copy.
-    o_proj = linear_bytes(c, s, n, H*v, c.d_model, input_saved_elsewhere=v >= key)
+    # Values narrower than keys are padded, and cutting the padding off makes a copy, where attention is dense.
+    is_dense = c.attention_density == 1
+    o_proj = linear_bytes(c, s, n, H*v, c.d_model, input_saved_elsewhere=v >= key or not is_dense)
     # Queries and keys are rotated by the same angles.
     angles = dict.fromkeys(('cosine of the angle', 'sine of the angle'), 4*n*rope//2)
-    attention = {x: s*n*H*max(key, v) for x in ('queries', 'keys', 'values', 'output')}
+    wide, narrow = (max(key, v), max(key, v)) if is_dense else (key, v)
+    attention = dict.fromkeys(('queries', 'keys'), s*n*H*wide) | choice_bytes(c, B, T)
+    attention |= dict.fromkeys(('values', 'output'), s*n*H*narrow)
     return (
         prefixed('q_proj', q_proj)
         | prefixed('kv_down', kv_down)
@@ -491,6 +494,10 @@ def _matmul_outputs(
             output=H*max(key, c.v_head_dim),
         )
         beside = {'log-sum-exp': 4*n*H}
+    if c.attention_density < 1 and mixer in 'AT':
+        # Attention to chosen keys is computed again.
+        beside = {}
+        del widths['output']
     widths |= {'out': c.d_model}
     first, width = ('gate_up', 2*c.d_ff) if c.ffn_is_gated else ('up', c.d_ff)
     if c.d_ff: widths |= {first: width, 'down': c.d_model}
