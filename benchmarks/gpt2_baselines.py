@@ -14,15 +14,16 @@ from pathlib import Path
 import torch
 from elleci.config import Config, preset
 from elleci.core import atomic_write, seed_everything
-from elleci.data.tokenizer import EOT, token_byte_counts
+from elleci.data.tokenizer import EOT
 from elleci.inference.evaluate import validation_documents, validation_sources
 from elleci.model import Elleci
 from elleci.training.load import load_run
+from elleci.training.loop import token_byte_counts
 from elleci.training.run import elleci_train
 from elleci.training.telemetry import read_metrics
 from tiny import ROOT, commit, hardware
 
-TRAIN = dict(batch_size=4, grad_accum_steps=2, precision='fp32', val_every=50, val_rows=32, save_every=10**6)
+TRAIN = dict(batch_size=2, grad_accum_steps=2, precision='fp32', val_every=50, val_rows=16, save_every=10**6)
 
 
 def configuration(steps):
@@ -45,7 +46,7 @@ def end_of_text(model, documents, context):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument('--steps', type=int, default=300)
+    p.add_argument('--steps', type=int, default=250)
     p.add_argument('--data')
     a = p.parse_args()
     config = configuration(a.steps)
