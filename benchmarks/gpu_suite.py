@@ -23,6 +23,8 @@ Parts, each in a process of its own, so that what one breaks is not lost to the 
   step_time the link, launches, and seconds of real steps against those predicted from the rates
   layer_major  recipe A under a cap of 12 GiB, then 6.5 and 3: peaks against the account, seconds, copies,
             growth; the 8-bit Lion; pinned memory
+  switches  torch.compile in each mode with CUDA graphs, attention's back-ends, scans, and settings of the
+            machine, each against the same step without: time, peak memory, loss and gradients
   tiles     the sizes in `_tiles`, tried out
 Results of parts that were not run are kept from an earlier run of the same card and commit. mamba-ssm: put
 its folder on PYTHONPATH.
@@ -49,6 +51,7 @@ PARTS = dict(
     baselines=60,
     step_time=60,
     layer_major=150,
+    switches=180,
     tiles=90,
 )
 TOTAL = 480

@@ -18,6 +18,7 @@ from .offload import PLACEMENTS, TransferStream, ActivationStore, ParameterOfflo
 from .accumulate import GradAccumStep, autocast, check_labels, count_labels, eval_mode
 from .accumulate import fp32_gradients, nonfinite_grads, step_result, weight_aux_losses
 from .checks import StepRNG, check_block, params_by_unit, units
+from .compile import choose_kernels, compile_blocks
 from ..layers.embed import embed
 from ..layers.ffn import BitLinear, cache_ternary_weights
 from ..model import Elleci, token_loss, with_tokens
@@ -412,11 +413,15 @@ def make_engine(
         # Before the engine is made: it looks for modules that draw random numbers.
         if isinstance(m, BitLinear):
             m.int8_backward = train.int8_backward
+    choose_kernels(model, train)
     if train.engine == 'grad_accum':
-        return GradAccumStep(
+        engine = GradAccumStep(
             model, optimizer, train.max_grad_norm, train.clip_by, train.precision, train.seed, global_step
         )
-    placement = Placement(train.block_inputs_on, train.weights_on, train.states_on)
-    return LayerMajorStep(
-        model, optimizer, train.max_grad_norm, train.precision, placement, train.seed, global_step, device
-    )
+    else:
+        placement = Placement(train.block_inputs_on, train.weights_on, train.states_on)
+        engine = LayerMajorStep(
+            model, optimizer, train.max_grad_norm, train.precision, placement, train.seed, global_step, device
+        )
+    engine.compiled_blocks = compile_blocks(model, train)
+    return engine

@@ -11,7 +11,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 from ..annotate import declare_temporaries
-from ..core import UserError, full_precision
+from ..core import UserError, effective_device_type, full_precision
 from .triton_compat import cdiv, interpreted
 
 # %% ../../nbs/21_ssd_mamba_ssm.ipynb #b047bb12
@@ -128,7 +128,7 @@ def mamba_ssm_scan(
     doc_ids:Tensor|None=None, # (B, T) int32 that never fall
 )->tuple[Tensor, Tensor]: # y (B, T, H, P), final state (B, H, P, N) fp32
     "The scan by mamba-ssm's kernels; `UserError` where they are not installed or cannot run"
-    if not (x.is_cuda or x.is_meta or torch.compiler.is_compiling() or interpreted()):
+    if effective_device_type(x) != 'cuda' and not interpreted():
         raise UserError(
             "mamba-ssm's kernels run on a GPU: set scan_backend to 'elleci' or 'torch' "
             '(TRITON_INTERPRET=1 interprets them on a CPU, very slowly).'

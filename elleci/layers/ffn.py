@@ -101,7 +101,8 @@ class BitLinear(nn.Module):
 
     def _cached_ternary_weight(self):
         "Ternary weights and their scale, made at first use within `cache_ternary_weights`; None outside"
-        if not self.cache_depth: return None
+        # A compiled block rounds its weights anew: it could not check whether they have changed.
+        if torch.compiler.is_compiling() or not self.cache_depth: return None
         w = self.weight
         # It changes with the weight's memory and with every write to it.
         version = w.data_ptr(), None if w.is_inference() else w._version

@@ -25,6 +25,7 @@ from ..memory.allocator import Replay, replay
 from ..memory.trace import Trace, dry_run, gc_disabled
 from ..memory.compose import compose
 from ..engine.offload import malloc_tuned
+from ..engine.compile import compile_note
 from .cost import cost_as_dict, cost_lines, cost_table, training_cost
 from ..optim.optimizers import make_optimizer
 from ..engine.layer_major import make_engine, make_model
@@ -488,6 +489,7 @@ def report(
         lines.append(f'{fmt_bytes(a.host_total):>12}  at one time, at most')
         lines += [f'{fmt_bytes(nbytes):>12}  with {change}' for change, nbytes in ram_savings(a)]
     if limit: lines += ['', verdict(a.needed, limit, a.knows_context)]
+    if note := compile_note(t): lines += ['', note]
     return '\n'.join(lines)
 
 # %% ../../nbs/64_account.ipynb #3428a0fa

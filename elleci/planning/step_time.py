@@ -199,13 +199,14 @@ def _linears(
 # %% ../../nbs/63_step_time.ipynb #b5986a17
 def _mixer_flops(
     model:ModelConfig,
-    mixer:str, # 'M', 'A' or 'E'
+    mixer:str, # 'M', 'A', 'E' or 'T'
     B:int,     # rows
     T:int,     # tokens in a row
 )->tuple: # part, operations forward, operations backward
     "What a mixer computes besides its linear layers, for one micro-batch"
-    if mixer == 'A':
-        width = max(model.qk_nope_head_dim + model.qk_rope_head_dim, model.v_head_dim)
+    if mixer in 'AT':
+        mla_width = max(model.qk_nope_head_dim + model.qk_rope_head_dim, model.v_head_dim)
+        width = model.attn_head_dim if mixer == 'T' else mla_width
         product = 2*B*model.n_attn_heads*T*T*width
         return 'attention', 2*product, 5*product
     if mixer == 'M':
@@ -222,15 +223,16 @@ def _mixer_flops(
 def _recompute_flops(
     model:ModelConfig,
     train:TrainConfig,
-    mixer:str,      # 'M', 'A' or 'E'
+    mixer:str,      # 'M', 'A', 'E' or 'T'
     linears:dict,   # of the block, as from `_linears`
 )->dict: # part: operations for one token (linears) or one micro-batch
     "What is computed a second time"
     part, forward, _ = _mixer_flops(model, mixer, train.batch_size, train.seq_len)
     if train.engine == 'grad_accum' and train.checkpointing == 'none': return {}
     if train.checkpointing == 'selective': return {part: forward} if mixer == 'E' else {}
-    # What a router decides is multiplied with the result of the last product.
-    stops_early = train.engine == 'grad_accum' and not model.ternary and model.router == 'none'
+    # What a router decides, or dropout, is multiplied with the result of the last product.
+    uses_last = model.ternary or model.router != 'none' or model.dropout > 0
+    stops_early = train.engine == 'grad_accum' and not uses_last
     # The block's last matrix: that of the feed-forward part, or of the mixer where there is none.
     last_matrix = list(linears.values())[-1]
     not_again = last_matrix if stops_early else 0
@@ -352,13 +354,13 @@ def _part_traffic(
 # %% ../../nbs/63_step_time.ipynb #31d00b09
 def traffic(
     model:ModelConfig,
-    part:str,          # 'M', 'A' or 'E', a block with this mixer; or 'head': embedding, norm, head and loss
+    part:str,          # 'M', 'A', 'E' or 'T', a block with this mixer; or 'head': embedding, norm, head and loss
     train:TrainConfig, # its batch_size, seq_len, precision
 )->dict: # 'no graph', 'graph', 'backward', 'rounding' (of ternary weights, once a pass): (bytes, launches)
     """What one micro-batch moves within the device's memory on its way through one part, forward without and
     with a graph, and backward"""
-    if part not in ('M', 'A', 'E', 'head'):
-        raise UserError(f"part is {part!r}: give 'M', 'A', 'E' or 'head'.")
+    if part not in ('M', 'A', 'E', 'T', 'head'):
+        raise UserError(f"part is {part!r}: give 'M', 'A', 'E', 'T' or 'head'.")
     alone = replace(model, n_layers=1, pattern='M' if part == 'head' else part, tie_embeddings=False)
     return _part_traffic(alone, part, train.precision, (train.batch_size, train.seq_len))
 
@@ -451,6 +453,8 @@ def _update_traffic(
     M, shapes = train.grad_accum_steps, parameter_shapes(model)
     numbers = {name: math.prod(shape) for name, shape in shapes.items()}
     nbytes = round(_update_bytes(train)*sum(numbers.values()))
+    # A tied matrix has a gradient from each end, and they are added.
+    if model.tie_embeddings: nbytes += 12*M*numbers['embedding.weight']
     # The blocks' gradients come in bf16: 2 bytes read, 4 written.
     if train.precision == 'bf16-weights':
         nbytes += 6*M*sum(n for name, n in numbers.items() if name.startswith('blocks.'))

@@ -27,6 +27,7 @@ from ..data.sources import data_settings, parse_spec
 from ..data.tokenizer import TOKENIZERS, load_tokenizer, num_used_entries, save_tokenizer
 from ..engine.layer_major import make_engine, make_model
 from ..engine.checks import params_by_unit
+from ..engine.compile import compile_note
 from ..engine.offload import HostMemory, allow_malloc_tuning, tune_malloc
 from ..generation import generate
 from .load import load_run
@@ -124,6 +125,7 @@ def _print_plan(config, device, a, prices):
         f'{train.batch_size} × {train.seq_len}), {train.optimizer}, lr {train.lr:g}, {train.precision}'
     )
     if slow := cpu_speed_warning(train, device): print(slow)
+    if note := compile_note(train): print(note)
     # What epochs will take is known when they are counted.
     if not train.epochs:
         for line in _cost_lines(device, a, prices): print(line)
@@ -189,6 +191,7 @@ def preflight(
     if free is not None and ram is not None: free = min(free, ram.available)
     check_epochs(config.train, [name for name, where in config.train.data if parse_spec(where).stream])
     _refuse_too_large(config, device, free)
+    if config.train.scan_backend == 'mamba-ssm' and 'M' in config.model.mixers: load_mamba_ssm()
     # Memory is pinned once, so that a machine without a GPU is refused before anything is written.
     if config.train.block_inputs_on == 'pinned': HostMemory('pinned', device)
     target = 'cuda' if device.type == 'cuda' else 'cpu'
@@ -289,6 +292,7 @@ def _name_of_steps(run_account, compared):
 
 # %% ../../nbs/76_train.ipynb #7c9309b1
 from subprocess import CalledProcessError
+from ..kernels.mamba_ssm import load_mamba_ssm
 from ..kernels.triton_compat import build_advice
 
 # %% ../../nbs/76_train.ipynb #d96fb73b
@@ -704,6 +708,7 @@ class Attempt:
             token_bytes=token_byte_counts(self.tokenizer),
         )
         self.log_beginning()
+        if self.engine.compiled_blocks: self.engine.compiled_blocks.on_failure = self.log_not_compiled
         fingerprints = dict(data=self.mixture.fingerprint, tokenizer=tokenizer_fingerprint(self.tokenizer))
         self.saver = _RunSaver(self.run, self.engine, fingerprints, self.log)
         self.first_steps = _FirstSteps(self.run, self.engine, self.log, self.bar)
@@ -719,6 +724,10 @@ class Attempt:
             notice = f'{rollback}: gone back to step {step}{skipped}.'
             self.log(step=step, notice_kind='rollback', notice=notice)
         elif step == 0: self.log_skipped_rows()
+
+    def log_not_compiled(self, sentence):
+        "Log that the blocks could not be compiled"
+        self.log(step=self.engine.global_step, notice_kind='compile', notice=sentence)
 
     def log_skipped_rows(self):
         "Log which rows were skipped when the text was tokenised"
