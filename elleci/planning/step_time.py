@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils._python_dispatch import TorchDispatchMode
+from ..annotate import SPARSE_BLOCK, n_kept_blocks
 from ..core import MiB, UserError
 from ..config import ModelConfig, TrainConfig
 from ..kernels.lion8 import BLOCK
@@ -198,6 +199,24 @@ def _linears(
     return blocks
 
 # %% ../../nbs/63_step_time.ipynb #b5986a17
+def _sparse_attention_flops(
+    model:ModelConfig,
+    mixer:str, # 'A' or 'T'
+    B:int,     # rows
+    T:int,     # tokens in a row
+)->tuple: # operations forward, operations backward
+    "Products of each block of queries with the blocks that it keeps, and those of the choice"
+    key, value = model.qk_nope_head_dim + model.qk_rope_head_dim, model.v_head_dim
+    if mixer == 'T': key = value = model.attn_head_dim
+    blocks = range(-(-T//SPARSE_BLOCK))
+    pairs = 0
+    for i in blocks:
+        rows = min(SPARSE_BLOCK, T - i*SPARSE_BLOCK)
+        pairs += rows*((n_kept_blocks(model.attention_density, i + 1) - 1)*SPARSE_BLOCK + rows)
+    heads = 2*B*model.n_attn_heads
+    return heads*(pairs*(key + value) + sum(blocks)*key), heads*pairs*(3*key + 2*value)
+
+
 def _mixer_flops(
     model:ModelConfig,
     mixer:str, # 'M', 'A', 'E' or 'T'
@@ -205,6 +224,8 @@ def _mixer_flops(
     T:int,     # tokens in a row
 )->tuple: # part, operations forward, operations backward
     "What a mixer computes besides its linear layers, for one micro-batch"
+    if mixer in 'AT' and model.attention_density < 1:
+        return 'attention', *_sparse_attention_flops(model, mixer, B, T)
     if mixer in 'AT':
         mla_width = max(model.qk_nope_head_dim + model.qk_rope_head_dim, model.v_head_dim)
         width = model.attn_head_dim if mixer == 'T' else mla_width
@@ -216,9 +237,9 @@ def _mixer_flops(
         _, forward = cost['forward'][:2]
         _, both = cost['forward + backward'][:2]
         return 'scan', forward, both - forward
-    one_window = 8*B*T*model.n_eigenstates
-    windows = math.ceil(math.log2(min(model.chunk_size, T))) + 1
-    return 'scan', one_window*windows, one_window*(windows + 1)
+    # Two walks each way, whose λ has two parts; backward a sum as well, see `22_eigenstate_triton`.
+    one_walk = 16*B*T*model.n_eigenstates
+    return 'scan', 2*one_walk, 2*one_walk + 8*B*T*model.n_eigenstates
 
 # %% ../../nbs/63_step_time.ipynb #c6d33204
 def _recompute_flops(
@@ -230,7 +251,9 @@ def _recompute_flops(
     "What is computed a second time"
     part, forward, _ = _mixer_flops(model, mixer, train.batch_size, train.seq_len)
     if train.engine == 'grad_accum' and train.checkpointing == 'none': return {}
-    if train.checkpointing == 'selective': return {part: forward} if mixer == 'E' else {}
+    if train.checkpointing == 'selective':
+        again = mixer == 'E' or mixer in 'AT' and model.attention_density < 1
+        return {part: forward} if again else {}
     # What a router decides, or dropout, is multiplied with the result of the last product.
     uses_last = model.ternary or model.router != 'none' or model.dropout > 0
     stops_early = train.engine == 'grad_accum' and not uses_last
@@ -281,6 +304,8 @@ MATMUL_OPS = (
 NO_KERNEL_OPS = ('aten::empty', 'aten::new_empty')
 # what is written is not read before
 WRITE_ONLY_OPS = ('aten::copy_', 'aten::fill_', 'aten::zero_')
+# kernels that walk their first argument twice
+READ_TWICE_OPS = ('elleci::eigenstate_forward', 'elleci::eigenstate_backward')
 
 def _unique_tensors(tree):
     "The tensors in a tree of arguments, each once"
@@ -312,6 +337,7 @@ class Traffic(TorchDispatchMode):
         self.launches += 1
         if name in WRITE_ONLY_OPS: read = [t for t in read if all(t is not w for w in written)]
         if not name.startswith(MATMUL_OPS): self.bytes += _bytes(read) + _bytes(created) + _bytes(written)
+        if name in READ_TWICE_OPS: self.bytes += args[0].nbytes
         if name == 'elleci::linear_cross_entropy': self.bytes += loss_bytes_moved(*args)
         return out
 
