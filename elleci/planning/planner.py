@@ -32,7 +32,16 @@ def param_counts_by_unit(
 
 # %% ../../nbs/65_planner.ipynb #9ca98531
 # bytes of temporaries for each number that is updated
-UPDATE_BYTES_PER_PARAM = {'lion': 8, 'adamw': 4, 'lion8': 0}
+UPDATE_BYTES_PER_PARAM = {
+    'lion': 8,
+    'adamw': 4,
+    'lion8': 0,
+    'lion8-bnb': 0,
+    'adamw8-bnb': 0,
+    'paged-adamw8-bnb': 0,
+    'galore': 4,
+    'muon': 5,
+}
 # micro-batches whose inputs and gradients are on the card at one time, where they wait in host memory
 MICRO_BATCHES_IN_FLIGHT = 4
 
@@ -317,7 +326,7 @@ def estimate_ram(
     copied = 0
     for nbytes, placed_on in ((weights, train.weights_on), (states, train.states_on)):
         if placed_on == 'host': waiting += nbytes
-        else: copied = max(copied, nbytes)
+        if placed_on == 'device': copied = max(copied, nbytes)
     return waiting + copied
 
 # %% ../../nbs/65_planner.ipynb #163da9bc

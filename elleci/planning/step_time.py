@@ -15,7 +15,6 @@ from torch.utils._pytree import tree_leaves
 from torch.utils._python_dispatch import TorchDispatchMode
 from ..core import MiB, UserError
 from ..config import ModelConfig, TrainConfig
-from ..kernels.lion8 import BLOCK
 from ..kernels.linear_cross_entropy import loss_bytes_moved
 from ..kernels.ssd import ssd_cost
 from ..memory.emulate import emulate
@@ -288,9 +287,11 @@ def _bytes(tensors):
     "What reading or writing them moves; an expanded tensor is read once"
     return sum(min(t.nbytes, t.untyped_storage().nbytes()) for t in tensors)
 
-def _written_args(func, args):
-    "The arguments that an operator's schema says it writes"
-    return [a for a, s in zip(args, func._schema.arguments) if s.alias_info and s.alias_info.is_write]
+def _written_args(func, args, kwargs):
+    "The arguments that an operator's schema says it writes, one that is given as `out` among them"
+    written = [s.alias_info is not None and s.alias_info.is_write for s in func._schema.arguments]
+    named = [kwargs.get(s.name) for s in func._schema.arguments[len(args):]]
+    return [a for a, is_written in zip([*args, *named], written) if is_written]
 
 # %% ../../nbs/63_step_time.ipynb #7b8289d3
 class Traffic(TorchDispatchMode):
@@ -303,7 +304,7 @@ class Traffic(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         name = func._schema.name
         read = _unique_tensors((args, kwargs))
-        written = _unique_tensors(_written_args(func, args))
+        written = _unique_tensors(_written_args(func, args, kwargs or {}))
         storages_read = {t.untyped_storage()._cdata for t in read}
         created = [t for t in _unique_tensors(out) if t.untyped_storage()._cdata not in storages_read]
         if name.startswith(NO_KERNEL_OPS) or not (created or written): return out
@@ -366,9 +367,10 @@ def traffic(
 # %% ../../nbs/63_step_time.ipynb #2f23996a
 # bytes per parameter that lion-pytorch and torch's AdamW move; 8 of the latter are the decay's
 UPDATE_BYTES = {'lion': 76., 'adamw': 80.}
-# of a matrix that Muon steps; of one that GaLore does not project, and for each number of a projected moment
+# of a matrix that Muon steps
 MUON_BYTES = 54.
-GALORE_BYTES, GALORE_MOMENT_BYTES = 20., 68.
+# GaLore: of a weight, of its decay, of a number in a moment
+GALORE_BYTES = dict(weight=12., decay=8., moment=68.)
 # operators for each tensor; AdamW's take lists
 UPDATE_LAUNCHES = {
     'lion': 9,
@@ -393,7 +395,8 @@ def _tensor_update_bytes(
     if optimizer in UPDATE_BYTES: return UPDATE_BYTES[optimizer]*n
     if optimizer == 'galore':
         moment, _ = galore_numbers(name, shape, train)
-        return GALORE_BYTES*n + GALORE_MOMENT_BYTES*moment
+        weight = GALORE_BYTES['weight'] + GALORE_BYTES['decay']*is_hidden_matrix(name)
+        return weight*n + GALORE_BYTES['moment']*moment
     # One kernel reads and writes weight and states, and reads the gradient.
     weight, gradient = 2 if train.precision == 'bf16-weights' else 4, 4
     states = sum(tensor_state_sizes(name, shape, train, counters=False))
