@@ -72,7 +72,7 @@ class _ForOurRuns:
 # %% ../../nbs/60_8bit_optimizers.ipynb #8941bc5e
 @contextlib.contextmanager
 def _quiet_import():
-    "bitsandbytes logs, as it is imported, that kernels for 4-bit inference are missing: nobody asked for them"
+    "bitsandbytes logs at its import that it has no kernels for 4-bit inference, which we do not use"
     logger = logging.getLogger('bitsandbytes')
     before = logger.level
     logger.setLevel(logging.ERROR)
