@@ -238,8 +238,8 @@ class TrainConfig:
     batch_size:int = 4          # B, rows in a micro-batch
     grad_accum_steps:int = 16   # M, micro-batches in an optimizer step
     # 'lion', 'adamw', or 'lion8': momentum in 8 bits, weights rounded stochastically. Of bitsandbytes
-    # 'lion8-bnb', 'adamw8-bnb' and 'paged-adamw8-bnb', whose states may leave a full card. 'galore' and 'muon'
-    # treat the blocks' matrices as matrices.
+    # 'lion8-bnb', 'adamw8-bnb' and 'paged-adamw8-bnb', whose states may leave a full card. 'galore' and
+    # 'muon' treat the blocks' matrices as such.
     optimizer:str = 'lion'
     galore_rank:int = 128       # of the subspace in which 'galore' keeps a matrix's moments
     lr:float = 3e-5             # of the stable phase

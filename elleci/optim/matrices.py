@@ -7,7 +7,7 @@ __all__ = ['projector', 'GaLore', 'Muon']
 
 # %% ../../nbs/60_galore_and_muon.ipynb #fe62ae34
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from ..core import UserError
 from ..annotate import declare_temporaries
 
@@ -52,7 +52,7 @@ class GaLore(torch.optim.Optimizer):
     State: `exp_avg`, `exp_avg_sq`, for a projected matrix `projector`, and `step`, on the CPU.
     """
     def __init__(self,
-        params,          # groups; matrices of one with `hidden=True` are projected if both sides exceed `rank`
+        params,          # groups; `hidden=True`: matrices, projected if both their sides exceed `rank`
         lr:float=1e-3,
         betas:tuple=(.9, .95), # of the two moments
         weight_decay:float=0., # times lr: the share of a weight lost per step
