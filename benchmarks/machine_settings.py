@@ -19,7 +19,7 @@ from tiny import ROOT, commit, hardware
 
 def make(**changes):
     "An engine, and its micro-batches"
-    config = preset('elleci-tiny', precision='fp32', **changes)
+    config = preset('elleci-tiny', precision='fp32', batch_size=2, grad_accum_steps=1, **changes)
     train = config.train
     seed_everything(0)
     model = make_model(config.model, train)
@@ -41,7 +41,7 @@ def seconds(engine, batches, steps, setting=None):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument('--rounds', type=int, default=7)
+    p.add_argument('--rounds', type=int, default=5)
     p.add_argument('--steps', type=int, default=10)
     p.add_argument('--dry', action='store_true')
     a = p.parse_args()
