@@ -217,7 +217,7 @@ def train_char_tokenizer(
     "An entry for each of the commonest characters; the same texts, in any order, give the same tokenizer"
     room = vocab_size - len(SPECIAL_TOKENS) - len(HEX_DIGITS)
     if room < 1:
-        raise UserError(f'vocab_size is {vocab_size}: special tokens, digits and a character need 22 or more.')
+        raise UserError(f'vocab_size is {vocab_size}: special tokens, digits and a character need 22.')
     counts = Counter()
     for text in _checked_texts(texts): counts.update(text)
     often = [character for character, n in counts.items() if n > 1]

@@ -128,15 +128,16 @@ def compile_blocks(
     if mode == 'max-autotune' and train.engine == 'layer-major': mode = 'max-autotune-no-cudagraphs'
     return CompiledBlocks(model, mode)
 
-# %% ../../nbs/59_compile.ipynb #98e9f0c4
+# %% ../../nbs/59_compile.ipynb #d3778b88
 def choose_kernels(
-    model:nn.Module,   # an `Elleci`
-    train:TrainConfig, # its `attention_backend` and `scan_backend`
+    model:nn.Module,       # an `Elleci`, or a part of one
+    attention_backend:str, # as `TrainConfig` has them
+    scan_backend:str,
 ):
     "Tell the mixers of a model whose kernels a training uses"
     for module in model.modules():
-        if hasattr(module, 'attention_backend'): module.attention_backend = train.attention_backend
-        if hasattr(module, 'scan_backend'): module.scan_backend = train.scan_backend
+        if hasattr(module, 'attention_backend'): module.attention_backend = attention_backend
+        if hasattr(module, 'scan_backend'): module.scan_backend = scan_backend
 
 # %% ../../nbs/59_compile.ipynb #ae6b48c7
 def compile_note(

@@ -435,9 +435,11 @@ class ParameterOffload:
         optimizer:torch.optim.Optimizer, # whose states for these parameters are kept
         transfer_stream:TransferStream, # for the copies; units are used on its device
         weights_on:str='device', # or 'host'
-        states_on:str='device', # or 'host'
+        states_on:str='device', # or 'host', or 'disk'
         resident:tuple=(), # units whose weights stay on the device whatever `weights_on` is
+        states_memory=None, # for 'disk': where states are kept, with the methods of a `HostMemory`
     ):
+        self.states_on = states_on
         host_memory = None
         if 'host' in (weights_on, states_on):
             device = transfer_stream.device
@@ -447,7 +449,7 @@ class ParameterOffload:
         self.modified = set()      # units that must be copied back
         for unit, params in params_by_unit.items():
             weights_memory = host_memory if weights_on == 'host' and unit not in resident else None
-            states_memory = host_memory if states_on == 'host' else None
+            if states_on != 'disk': states_memory = host_memory if states_on == 'host' else None
             self.weights[unit] = _UnitWeights(unit, params, transfer_stream, weights_memory)
             self.states[unit] = _UnitStates(optimizer, unit, params, transfer_stream, states_memory)
 

@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from ..core import UserError, compute_dtype, effective_device_type, linear_dtype
 from ..documents import document_ids
 from ..kernels.document_attention import document_attention
+from ..kernels.sparse_attention import check_sparse_backend, sparse_attention
 
 # %% ../../nbs/30_attention.ipynb #994defba
 def _pad_heads(
@@ -108,6 +109,7 @@ def attention(
     seq_idx:Tensor|None=None, # (B, T) integers, a new document starts where they change; None: one per row
     scale:float|None=None, # of the scores; None takes 1/√Pk
     backend:str='auto', # the kernel for whole rows, see `check_attention_backend`
+    density:float=1., # for whole rows, share of the blocks of keys that are seen, see `29_sparse_attention`
 )->Tensor: # (B, Tq, H, Pv) in q's dtype
     "Causal attention within documents (Vaswani et al. 2017, eq. 1) in O(T) memory; may raise `UserError`"
     B, Tq, _, P = q.shape
@@ -122,8 +124,11 @@ def attention(
             f'seq_idx is {seq_idx.dtype} of shape {tuple(seq_idx.shape)}: '
             f'give one document number per key, integers of shape ({B}, {T}).'
         )
-    q, k, v = (_pad_heads(t, max(P, Pv)) for t in (q, k, v))
     scale = P**-.5 if scale is None else scale
+    if density < 1 and Tq == T:
+        check_sparse_backend(density, backend)
+        return sparse_attention(q, k, v, seq_idx, scale, density)
+    q, k, v = (_pad_heads(t, max(P, Pv)) for t in (q, k, v))
     if Tq < T: backend = 'auto'
     check_attention_backend(backend, q)
     if seq_idx is not None and Tq == T and backend in ('auto', 'flash'):

@@ -89,6 +89,7 @@ def _expanded_attention(
     latent:Tensor, # (B, T, r) normalised
     k_rope:Tensor, # (B, T, rope) rotated
     seq_idx:Tensor|None, # (B, T)
+    density:float=1., # of the blocks of keys that are seen; with a cache all are
 )->Tensor: # (B, T, H, v)
     "Attention with keys and values built from the latents (arXiv 2405.04434, eqs. 10, 11 and 16 to 18)"
     c = m.cfg
@@ -96,7 +97,7 @@ def _expanded_attention(
     k_nope, v = kv.split([c.qk_nope_head_dim, c.v_head_dim], -1)
     k = torch.cat([k_nope, k_rope[:, :, None].expand_as(q_rope)], -1)
     q = torch.cat([q_nope, q_rope], -1)
-    return attention(q, k, v.contiguous(), seq_idx, score_scale(c), m.attention_backend)
+    return attention(q, k, v.contiguous(), seq_idx, score_scale(c), m.attention_backend, density)
 
 # %% ../../nbs/31_mla.ipynb #3e8a90c4
 def _split_weight(
@@ -200,7 +201,7 @@ class MLA(nn.Module):
         if self.token_gate is not None: latent = self.token_gate(latent, tokens)
         latent = self.norm(latent)
         if cache is not None: out = _cached_attention(self, q_nope, q_rope, latent, k_rope, cache)
-        else: out = _expanded_attention(self, q_nope, q_rope, latent, k_rope, seq_idx)
+        else: out = _expanded_attention(self, q_nope, q_rope, latent, k_rope, seq_idx, c.attention_density)
         return self.o_proj(out.flatten(-2))
 
     def new_cache(self, batch, max_len=None, dtype=None, device=None):

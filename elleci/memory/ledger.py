@@ -15,7 +15,7 @@ from pathlib import Path
 from ..core import GiB, KiB, MiB, UserError
 from ..files import installed_file
 from ..plots import figure
-from .dense_bytes import attention_bytes, dropout_bytes, embedding_bytes, ffn_bytes
+from .dense_bytes import attention_bytes, choice_bytes, dropout_bytes, embedding_bytes, ffn_bytes
 from .dense_bytes import linear_bytes, norm_bytes, prefixed, without_autocast_copies
 from ..annotate import CATEGORIES, LOSS_WORKSPACE_BYTES
 from ..config import FFN_KINDS, ModelConfig, TrainConfig
@@ -256,21 +256,21 @@ BNB_MIN_SIZE = 4096 # numbers: of smaller tensors bitsandbytes keeps states in f
 BNB_TABLE = 4*256   # bytes of the table that says what a code stands for, one for each moment
 
 
-def _is_hidden_matrix(
+def is_hidden_matrix(
     name:str, # of a parameter, as in `parameter_shapes`
 )->bool:
     "True for the weights of the blocks' linear layers, which some optimizers treat as matrices"
     return name.startswith('blocks.') and _has_weight_decay(name)
 
 
-def _galore_numbers(
+def galore_numbers(
     name:str,
     shape:tuple,
     train:TrainConfig, # its galore_rank
 )->tuple: # numbers in a moment, in the projector
     "Of a hidden matrix with both sides above the rank r, moments are r times the longer side"
     rank = train.galore_rank
-    if not _is_hidden_matrix(name) or min(shape) <= rank: return math.prod(shape), 0
+    if not is_hidden_matrix(name) or min(shape) <= rank: return math.prod(shape), 0
     return rank*max(shape), rank*min(shape)
 
 
@@ -288,16 +288,16 @@ def tensor_state_sizes(
     counters:bool=True, # whether the counter of steps is listed, a single number on the CPU
 )->list: # bytes of each tensor of the optimizer's state for this parameter
     """Moments in fp32, or in 8 bits with a scale for each 256 numbers; for AdamW (Loshchilov and Hutter 2019,
-    alg. 2) a counter; for GaLore (Zhao et al. 2024, alg. 2) a projector"""
+    alg. 2) and ours a counter; for GaLore (Zhao et al. 2024, alg. 2) a projector"""
     n, optimizer = math.prod(shape), train.optimizer
-    counter = [4] if counters else []
+    counter = [8 if optimizer == 'lion8' else 4] if counters else []
     in_8_bits = [n, 4*-(-n//256)]
-    if optimizer == 'lion8': return in_8_bits
+    if optimizer == 'lion8': return in_8_bits + counter
     if optimizer.endswith('-bnb'):
         return (in_8_bits if n >= BNB_MIN_SIZE else [4*n])*_moments(optimizer)
-    if optimizer == 'muon': return [4*n] if _is_hidden_matrix(name) else [4*n]*2 + counter
+    if optimizer == 'muon': return [4*n] if is_hidden_matrix(name) else [4*n]*2 + counter
     if optimizer == 'galore':
-        moment, projector = _galore_numbers(name, shape, train)
+        moment, projector = galore_numbers(name, shape, train)
         return [4*moment]*2 + ([4*projector] if projector else []) + counter
     return [4*n]*_moments(optimizer) + (counter if optimizer == 'adamw' else [])
 
@@ -336,11 +336,14 @@ def _mla(
     # The norm's input is then the product of the two.
     if c.embedding_gate: latent |= {'gate': s*n*r, 'gated': s*n*r}
     kv_up = linear_bytes(c, s, n, r, H*(c.qk_nope_head_dim + v))
-    # Values narrower than keys are padded; cutting the padding off makes a copy.
-    o_proj = linear_bytes(c, s, n, H*v, c.d_model, input_saved_elsewhere=v >= key)
+    # Values narrower than keys are padded, and cutting the padding off makes a copy, where attention is dense.
+    is_dense = c.attention_density == 1
+    o_proj = linear_bytes(c, s, n, H*v, c.d_model, input_saved_elsewhere=v >= key or not is_dense)
     # Queries and keys are rotated by the same angles.
     angles = dict.fromkeys(('cosine of the angle', 'sine of the angle'), 4*n*rope//2)
-    attention = {x: s*n*H*max(key, v) for x in ('queries', 'keys', 'values', 'output')}
+    wide, narrow = (max(key, v), max(key, v)) if is_dense else (key, v)
+    attention = dict.fromkeys(('queries', 'keys'), s*n*H*wide) | choice_bytes(c, B, T)
+    attention |= dict.fromkeys(('values', 'output'), s*n*H*narrow)
     return (
         prefixed('q_proj', q_proj)
         | prefixed('kv_down', kv_down)
@@ -491,6 +494,10 @@ def _matmul_outputs(
             output=H*max(key, c.v_head_dim),
         )
         beside = {'log-sum-exp': 4*n*H}
+    if c.attention_density < 1 and mixer in 'AT':
+        # Attention to chosen keys is computed again.
+        beside = {}
+        del widths['output']
     widths |= {'out': c.d_model}
     first, width = ('gate_up', 2*c.d_ff) if c.ffn_is_gated else ('up', c.d_ff)
     if c.d_ff: widths |= {first: width, 'down': c.d_model}
@@ -546,11 +553,11 @@ def _own_update_temporaries(
     "Temporaries of one parameter's update, for optimizers that go from one to the next"
     n = 4*math.prod(shape)
     if train.optimizer == 'lion': return [n, n]
-    if train.optimizer == 'muon' and _is_hidden_matrix(name):
+    if train.optimizer == 'muon' and is_hidden_matrix(name):
         # The matrix, then in bf16; two products of its shorter side; the iterate's successor.
         return [n, n//2, 2*min(shape)**2, 2*min(shape)**2, n//2]
     if train.optimizer == 'galore':
-        moment, projector = _galore_numbers(name, shape, train)
+        moment, projector = galore_numbers(name, shape, train)
         # The projected step, and the whole.
         return [4*moment, n] if projector else [n]
     return []
@@ -568,7 +575,7 @@ def _update_temporaries(
         # AdamW takes all weights of a group at once.
         groups = {True: [], False: []}
         for name, shape in shapes:
-            if train.optimizer == 'adamw' or not _is_hidden_matrix(name):
+            if train.optimizer == 'adamw' or not is_hidden_matrix(name):
                 groups[_has_weight_decay(name)].append(4*math.prod(shape))
         lists = [own, groups.values()]
     return max((sizes for group in lists for sizes in group), key=sum)

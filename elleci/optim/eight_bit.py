@@ -10,6 +10,7 @@ import contextlib, functools, logging, warnings
 import torch
 from torch import nn
 from ..core import UserError, require
+from ..annotate import declare_temporaries
 
 # %% ../../nbs/60_8bit_optimizers.ipynb #32162a68
 # Name in a configuration: the class of `bitsandbytes.optim`, and what to take where it does not run.
@@ -79,10 +80,20 @@ def _quiet_import():
     finally: logger.setLevel(before)
 
 
+def _declare_temporaries():
+    "What the library's operators take for themselves on a CPU, in fp32: a few copies of the weight's size"
+    operators = torch.ops.bitsandbytes
+    @declare_temporaries(operators.optimizer_update_8bit_blockwise.default, target='cpu')
+    def _(optimizer_name, grad, *rest): return [], [5*4*grad.numel()]
+    @declare_temporaries(operators.optimizer_update_32bit.default, target='cpu')
+    def _(optimizer_name, grad, *rest): return [], [3*4*grad.numel()]
+
+
 @functools.cache
 def _adapted_class(name):
     with _quiet_import():
         library = require('bitsandbytes', f'train with optimizer={name!r}')
+    _declare_temporaries()
     bnb_class = getattr(library.optim, BNB_OPTIMIZERS[name][0])
     return type(bnb_class.__name__, (_ForOurRuns, bnb_class), {})
 

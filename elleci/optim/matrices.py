@@ -6,10 +6,10 @@
 __all__ = ['projector', 'GaLore', 'Muon']
 
 # %% ../../nbs/60_galore_and_muon.ipynb #fe62ae34
-import math
 import torch
 from torch import Tensor, nn
 from ..core import UserError
+from ..annotate import declare_temporaries
 
 # %% ../../nbs/60_galore_and_muon.ipynb #f2f8dc01
 def projector(
@@ -21,6 +21,14 @@ def projector(
     # In ascending order.
     vectors = torch.linalg.eigh(gram).eigenvectors
     return vectors[:, -rank:].flip(1)
+
+# %% ../../nbs/60_galore_and_muon.ipynb #84228b5f
+@declare_temporaries(torch.ops.aten._linalg_eigh.default, target='cpu')
+@declare_temporaries(torch.ops.aten._linalg_eigh.default, target='cuda')
+def _eigh_workspace(A, *args, **kwargs):
+    "LAPACK's two workspaces, of floats and of whole numbers"
+    n = A.shape[-1]
+    return [], [A.dtype.itemsize*(1 + 6*n + 2*n*n), 4*(3 + 5*n)]
 
 # %% ../../nbs/60_galore_and_muon.ipynb #cf6d39ff
 def _adam_moments(
