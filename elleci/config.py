@@ -17,7 +17,7 @@ from .toml import as_tuples, check_keys, comments_by_name, errors_of, installed_
 from .toml import parse_seq_len_schedule, parse_value, read_mix, read_recipe, read_sources, read_toml
 from .toml import refuse_unless as _check, resolve_path, shown, to_toml, toml_line
 
-# %% ../nbs/02_config.ipynb #2e76c6a7
+# %% ../nbs/02_config.ipynb #f64e532f
 @dataclass(frozen=True)
 class ModelConfig:
     "What is chosen about a model; defaults are recipe A, the 1.5B hybrid"
@@ -38,6 +38,7 @@ class ModelConfig:
     qk_rope_head_dim:int = 64     # part that carries RoPE, even; the key's is shared by all heads
     v_head_dim:int = 128          # a value head
     kv_lora_rank:int = 128        # latent numbers cached per token
+    attention_density:float = 1.  # A, T: share of the key blocks that is attended to, see `29_sparse_attention`
     rope_theta:float = 100_000.   # RoPE base
     # For rows longer than the model was trained on, see `30_rope_scaling`: 'none', 'linear' or 'yarn'
     rope_scaling:str = 'none'
@@ -251,6 +252,10 @@ def _check_model(
         "Transformer's attention), as in 'MMMA'.",
     )
     _check_dense(c)
+    _check(
+        0 < c.attention_density <= 1,
+        f'attention_density is {c.attention_density}: give a share of the keys, above 0 and at most 1 (dense).',
+    )
     _check(
         c.d_inner % c.headdim == 0 or 'M' not in c.mixers,
         f'd_inner = expand × d_model = {c.d_inner} is not a multiple of headdim = {c.headdim}: '
@@ -615,13 +620,18 @@ class Config:
     model:ModelConfig
     train:TrainConfig
 
-    def __post_init__(self):
-        longest, room = self.train.seq_len, self.model.max_positions
-        _check(
-            self.model.positions != 'learned' or longest <= room,
-            f'seq_len is {longest} and max_positions {room}: learned positions end there, '
-            'give one of them the value of the other.',
-        )
+
+def _check_positions(
+    config:Config,
+)->Config: # the same
+    "Refuse rows that are longer than the learned positions"
+    longest, room = config.train.seq_len, config.model.max_positions
+    _check(
+        config.model.positions != 'learned' or longest <= room,
+        f'seq_len is {longest} and max_positions {room}: learned positions end there, '
+        'give one of them the value of the other.',
+    )
+    return config
 
 # %% ../nbs/02_config.ipynb #5986f2b4
 def config_to_json(
@@ -767,7 +777,8 @@ def _with_table(
     name = table.get('name', config.preset)
     _check(isinstance(name, str), f'name is {shown(name)}: give text.')
     model = dataclasses.replace(config.model, **_floats(ModelConfig, table.get('model', {})))
-    return Config(name, model, dataclasses.replace(config.train, **_floats(TrainConfig, train)))
+    train = dataclasses.replace(config.train, **_floats(TrainConfig, train))
+    return _check_positions(Config(name, model, train))
 
 
 def _floats(cls, settings):
@@ -821,7 +832,9 @@ def set_options(
             section, name, value = _parse_option(option)
             _check(name not in table[section], f'{name} is given twice: give it once.')
             table[section][name] = value
-    if not options: return Config(config.preset, config.model, dataclasses.replace(config.train, **train))
+    if not options:
+        changed = dataclasses.replace(config.train, **train)
+        return _check_positions(Config(config.preset, config.model, changed))
     sources, own = table.pop('sources'), config.train
     with errors_of('--set'):
         if set(sources) <= set(dict(own.data)):
@@ -909,7 +922,7 @@ def preset(
         f"There is no training setting {', '.join(unknown)}: see TrainConfig for those there are.",
     )
     model, training = PRESETS[name]()
-    return Config(name, model, dataclasses.replace(training, **train))
+    return _check_positions(Config(name, model, dataclasses.replace(training, **train)))
 
 # %% ../nbs/02_config.ipynb #f1819307
 def resolve_config(

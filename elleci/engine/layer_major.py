@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Placement', 'LayerMajorStep', 'make_model', 'make_engine']
 
-# %% ../../nbs/61_layer_major.ipynb #42215d2e
+# %% ../../nbs/61_layer_major.ipynb #31600bc4
 import contextlib
 from dataclasses import dataclass
 import torch
@@ -14,6 +14,7 @@ from ..core import UserError
 from ..layers.aux_losses import collect_aux_losses
 from ..config import ModelConfig, TrainConfig
 from ..annotate import layer_scope
+from .mapped_file import MappedFile
 from .offload import PLACEMENTS, TransferStream, ActivationStore, ParameterOffload
 from .accumulate import GradAccumStep, autocast, check_labels, count_labels, eval_mode
 from .accumulate import fp32_gradients, nonfinite_grads, step_result, weight_aux_losses
@@ -29,7 +30,7 @@ class Placement:
     "Where a layer-major step keeps what it doesn't need at the moment"
     block_inputs_on:str = 'device' # or 'pinned' or 'pageable' host memory
     weights_on:str = 'device'      # or 'host': a unit's weights are on the device while it is computed
-    states_on:str = 'device'       # or 'host': its optimizer states are there while it is updated
+    states_on:str = 'device'       # or 'host' or 'disk': its optimizer states are there while it is updated
 
     def __post_init__(self):
         if self.block_inputs_on not in PLACEMENTS:
@@ -37,10 +38,10 @@ class Placement:
                 f"block_inputs_on is {self.block_inputs_on!r}: give 'device', 'pinned' or 'pageable' ('auto' "
                 "is resolved by elleci.planning.account)."
             )
-        for name in ('weights_on', 'states_on'):
-            where = getattr(self, name)
-            if where not in ('device', 'host'):
-                raise UserError(f"{name} is {where!r}: give 'device' or 'host'.")
+        if self.weights_on not in ('device', 'host'):
+            raise UserError(f"weights_on is {self.weights_on!r}: give 'device' or 'host'.")
+        if self.states_on not in ('device', 'host', 'disk'):
+            raise UserError(f"states_on is {self.states_on!r}: give 'device', 'host' or 'disk'.")
 
 # %% ../../nbs/61_layer_major.ipynb #937b51c3
 def _check_supported(model, optimizer, precision):
@@ -221,7 +222,7 @@ class _UnitUpdates:
             f'{nonfinite_grads(self.model, params)[0]}: neither it nor anything below it was changed{advice}'
         )
 
-# %% ../../nbs/61_layer_major.ipynb #768b0d32
+# %% ../../nbs/61_layer_major.ipynb #90196ee9
 class LayerMajorStep:
     "An optimizer step that completes a unit's gradient, uses it and frees it before the next unit's exists"
     def __init__(self,
@@ -233,6 +234,7 @@ class LayerMajorStep:
         seed:int=0, # of random numbers that layers draw
         global_step:int=0, # steps made so far
         device:torch.device|None=None, # where to compute; None: where the weights are
+        states_file:MappedFile|None=None, # where states wait on disk; None: in a temporary file
     ):
         _check_supported(model, optimizer, precision)
         self.model = model
@@ -249,6 +251,8 @@ class LayerMajorStep:
         self.rng = StepRNG(model, seed)
         # A tied matrix is needed at both ends of the model.
         tied = model.head.weight is model.embedding.weight
+        if placement.states_on == 'disk' and states_file is None:
+            states_file = MappedFile(self.device)
         self.offload = ParameterOffload(
             self.params_by_unit,
             optimizer,
@@ -256,6 +260,7 @@ class LayerMajorStep:
             placement.weights_on,
             placement.states_on,
             resident=('embedding',) if tied else (),
+            states_memory=states_file,
         )
         self.compute = _UnitCompute(model, precision, self.device, self.rng)
         self.updates = _UnitUpdates(model, optimizer, max_grad_norm, self.device, self.offload)
@@ -400,13 +405,14 @@ def make_model(
         model.reset_parameters()
     return model
 
-# %% ../../nbs/61_layer_major.ipynb #af4e96d6
+# %% ../../nbs/61_layer_major.ipynb #ae072359
 def make_engine(
     model:nn.Module, # an `Elleci`
     optimizer:torch.optim.Optimizer,
     train:TrainConfig, # its engine, clip, precision, placements ('auto' resolved: `elleci.planning.account`)
     global_step:int=0, # steps made so far
     device:torch.device|None=None, # where to compute; None: where the weights are
+    states_file:MappedFile|None=None, # for states_on='disk'; None: a temporary file
 )->GradAccumStep|LayerMajorStep:
     "The engine that a configuration names"
     for m in model.modules():
@@ -421,7 +427,16 @@ def make_engine(
     else:
         placement = Placement(train.block_inputs_on, train.weights_on, train.states_on)
         engine = LayerMajorStep(
-            model, optimizer, train.max_grad_norm, train.precision, placement, train.seed, global_step, device
+            model,
+            optimizer,
+            train.max_grad_norm,
+            train.precision,
+            placement,
+            train.seed,
+            global_step,
+            device,
+            states_file,
         )
     engine.compiled_blocks = compile_blocks(model, train)
     return engine
+

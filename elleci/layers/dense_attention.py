@@ -38,9 +38,12 @@ def _decode(
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
     return out.transpose(1, 2)
 
-# %% ../../nbs/34_dense_attention.ipynb #99e14076
+# %% ../../nbs/34_dense_attention.ipynb #b1df07b7
 class DenseAttention(nn.Module):
     "Attention as in a Transformer (Vaswani et al. 2017, §3.2.2), heads shared or not; documents apart"
+    # The kernel for whole rows, see `check_attention_backend`.
+    attention_backend = 'auto'
+
     def __init__(self,
         cfg:ModelConfig,  # `d_model`, `n_attn_heads`, `n_kv_heads`, `positions`, `bias`; and what RoPE needs
         linear=nn.Linear, # class of the four projections
@@ -66,15 +69,16 @@ class DenseAttention(nn.Module):
         if self.cfg.positions == 'rope':
             cos, sin = rope_table(self.cfg, q, seq_idx, cache, P)
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        out = self._attend(q, k, v, seq_idx) if cache is None else self._cached(q, k, v, cache)
+        if cache is not None: out = self._cached(q, k, v, cache)
+        else: out = self._attend(q, k, v, seq_idx, self.cfg.attention_density)
         return self.o_proj(out.flatten(-2))
 
     def _scale(self): return score_scale(self.cfg, self.cfg.attn_head_dim)
 
-    def _attend(self, q, k, v, seq_idx):
-        "Attention of all tokens of a row"
+    def _attend(self, q, k, v, seq_idx, density=1.):
+        "Attention of all tokens of a row; with a cache to all of them, whatever the density"
         k, v = (share_heads(t, q.shape[2]) for t in (k, v))
-        return attention(q, k, v, seq_idx, self._scale())
+        return attention(q, k, v, seq_idx, self._scale(), self.attention_backend, density)
 
     def _cached(self, q, k, v, cache):
         "Attention of the next tokens, which are appended to the cache"

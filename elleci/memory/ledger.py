@@ -256,21 +256,21 @@ BNB_MIN_SIZE = 4096 # numbers: of smaller tensors bitsandbytes keeps states in f
 BNB_TABLE = 4*256   # bytes of the table that says what a code stands for, one for each moment
 
 
-def _is_hidden_matrix(
+def is_hidden_matrix(
     name:str, # of a parameter, as in `parameter_shapes`
 )->bool:
     "True for the weights of the blocks' linear layers, which some optimizers treat as matrices"
     return name.startswith('blocks.') and _has_weight_decay(name)
 
 
-def _galore_numbers(
+def galore_numbers(
     name:str,
     shape:tuple,
     train:TrainConfig, # its galore_rank
 )->tuple: # numbers in a moment, in the projector
     "Of a hidden matrix with both sides above the rank r, moments are r times the longer side"
     rank = train.galore_rank
-    if not _is_hidden_matrix(name) or min(shape) <= rank: return math.prod(shape), 0
+    if not is_hidden_matrix(name) or min(shape) <= rank: return math.prod(shape), 0
     return rank*max(shape), rank*min(shape)
 
 
@@ -288,16 +288,16 @@ def tensor_state_sizes(
     counters:bool=True, # whether the counter of steps is listed, a single number on the CPU
 )->list: # bytes of each tensor of the optimizer's state for this parameter
     """Moments in fp32, or in 8 bits with a scale for each 256 numbers; for AdamW (Loshchilov and Hutter 2019,
-    alg. 2) a counter; for GaLore (Zhao et al. 2024, alg. 2) a projector"""
+    alg. 2) and ours a counter; for GaLore (Zhao et al. 2024, alg. 2) a projector"""
     n, optimizer = math.prod(shape), train.optimizer
-    counter = [4] if counters else []
+    counter = [8 if optimizer == 'lion8' else 4] if counters else []
     in_8_bits = [n, 4*-(-n//256)]
-    if optimizer == 'lion8': return in_8_bits
+    if optimizer == 'lion8': return in_8_bits + counter
     if optimizer.endswith('-bnb'):
         return (in_8_bits if n >= BNB_MIN_SIZE else [4*n])*_moments(optimizer)
-    if optimizer == 'muon': return [4*n] if _is_hidden_matrix(name) else [4*n]*2 + counter
+    if optimizer == 'muon': return [4*n] if is_hidden_matrix(name) else [4*n]*2 + counter
     if optimizer == 'galore':
-        moment, projector = _galore_numbers(name, shape, train)
+        moment, projector = galore_numbers(name, shape, train)
         return [4*moment]*2 + ([4*projector] if projector else []) + counter
     return [4*n]*_moments(optimizer) + (counter if optimizer == 'adamw' else [])
 
@@ -553,11 +553,11 @@ def _own_update_temporaries(
     "Temporaries of one parameter's update, for optimizers that go from one to the next"
     n = 4*math.prod(shape)
     if train.optimizer == 'lion': return [n, n]
-    if train.optimizer == 'muon' and _is_hidden_matrix(name):
+    if train.optimizer == 'muon' and is_hidden_matrix(name):
         # The matrix, then in bf16; two products of its shorter side; the iterate's successor.
         return [n, n//2, 2*min(shape)**2, 2*min(shape)**2, n//2]
     if train.optimizer == 'galore':
-        moment, projector = _galore_numbers(name, shape, train)
+        moment, projector = galore_numbers(name, shape, train)
         # The projected step, and the whole.
         return [4*moment, n] if projector else [n]
     return []
@@ -575,7 +575,7 @@ def _update_temporaries(
         # AdamW takes all weights of a group at once.
         groups = {True: [], False: []}
         for name, shape in shapes:
-            if train.optimizer == 'adamw' or not _is_hidden_matrix(name):
+            if train.optimizer == 'adamw' or not is_hidden_matrix(name):
                 groups[_has_weight_decay(name)].append(4*math.prod(shape))
         lists = [own, groups.values()]
     return max((sizes for group in lists for sizes in group), key=sum)

@@ -8,7 +8,7 @@ __all__ = ['LOADED_LATER_BYTES', 'RETAINED_FRACTION', 'RETAINED_FRACTION_UNTUNED
            'can_measure', 'downsample_max', 'draw_timeline', 'alternatives', 'train_overrides', 'verdict',
            'ram_savings', 'report', 'as_dict', 'advice', 'elleci_memory', 'memory_command']
 
-# %% ../../nbs/64_account.ipynb #9a3d0f52
+# %% ../../nbs/64_account.ipynb #46f80b5b
 import contextlib, dataclasses, itertools, json, sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +27,7 @@ from ..memory.compose import compose
 from ..engine.offload import malloc_tuned
 from ..engine.compile import compile_note
 from .cost import cost_as_dict, cost_lines, cost_table, training_cost
+from .cost import cost_as_dict, cost_lines, cost_table, mapped_state_bytes, training_cost
 from ..optim.optimizers import make_optimizer
 from ..engine.layer_major import make_engine, make_model
 
@@ -74,6 +75,25 @@ def _trace_every_block(
 
 
 # %% ../../nbs/64_account.ipynb #0dad541a
+def _without_mapped_states(
+    trace:Trace,
+    train:TrainConfig, # its states_on
+)->Trace:
+    "A trace without what lies in a mapped file; the same trace where nothing does"
+    # A mapped file takes no memory that the system could not have back at any time.
+    if train.states_on != 'disk': return trace
+    kept = [i for i, a in enumerate(trace.allocations) if not (a.host and a.category == 'optimizer')]
+    number = {i: n for n, i in enumerate(kept)}
+    events = []
+    for e in trace.events:
+        i = max(e, ~e)
+        if i not in number: continue
+        if e >= 0: trace.allocations[i].alloc_event = len(events)
+        else: trace.allocations[i].free_event = len(events)
+        events.append(number[i] if e >= 0 else ~number[i])
+    return Trace([trace.allocations[i] for i in kept], events, trace.target)
+
+
 def trace_step(
     model:ModelConfig,
     train:TrainConfig, # as many of its micro-batches are run as differ
@@ -82,7 +102,7 @@ def trace_step(
 )->Trace:
     "The memory of our own training step, allocation by allocation; of blocks that repeat one period is run"
     n_layers, period = model.n_layers, _period(model.mixers)
-    streams = 'host' in (train.weights_on, train.states_on)
+    streams = train.weights_on == 'host' or train.states_on in ('host', 'disk')
     # Blocks that reach into each other must be seen to repeat.
     least = 2*period + 4 if streams else period + 2
     n_traced = least + (n_layers - least) % period
@@ -90,8 +110,8 @@ def trace_step(
         # Where the blocks turn out not to repeat, all of them are run.
         with contextlib.suppress(UserError):
             trace = _trace_every_block(replace(model, n_layers=n_traced), train, target, steps)
-            return compose(trace, period, n_layers - n_traced)
-    return _trace_every_block(model, train, target, steps)
+            return _without_mapped_states(compose(trace, period, n_layers - n_traced), train)
+    return _without_mapped_states(_trace_every_block(model, train, target, steps), train)
 
 # %% ../../nbs/64_account.ipynb #ce8a1acf
 AVERAGED_WEIGHTS = 'averaged weights, later'
@@ -160,7 +180,13 @@ class Account:
     @property
     def checkpoint_bytes(self):
         "A copy that waits to be written"
-        return _bytes_left(self.trace, 'weights', 'optimizer') + self.host.get(AVERAGED_WEIGHTS, 0)
+        left = _bytes_left(self.trace, 'weights', 'optimizer') + self.host.get(AVERAGED_WEIGHTS, 0)
+        return left + self.mapped_bytes
+
+    @property
+    def mapped_bytes(self):
+        "On disk, in a mapped file, of which the page cache keeps what RAM has room for"
+        return mapped_state_bytes(self.config.model, self.config.train)
 
     @property
     def pinned_bytes(self):
@@ -468,7 +494,7 @@ def ram_savings(
         found.append((f'grad_accum_steps={half}', without(inputs, a.host[inputs]//2)))
     return found
 
-# %% ../../nbs/64_account.ipynb #c8f0df61
+# %% ../../nbs/64_account.ipynb #64eeb325
 def report(
     a:Account,
     limit:int|None=None, # bytes of the card
@@ -488,6 +514,9 @@ def report(
         lines += [f'{fmt_bytes(nbytes):>12}  {what}' for what, nbytes in a.host.items()]
         lines.append(f'{fmt_bytes(a.host_total):>12}  at one time, at most')
         lines += [f'{fmt_bytes(nbytes):>12}  with {change}' for change, nbytes in ram_savings(a)]
+    if a.mapped_bytes:
+        lines += ['', 'on disk, in a file that is mapped; of it the page cache keeps what RAM has room for:']
+        lines.append(f'{fmt_bytes(a.mapped_bytes):>12}  optimizer states')
     if limit: lines += ['', verdict(a.needed, limit, a.knows_context)]
     if note := compile_note(t): lines += ['', note]
     return '\n'.join(lines)
@@ -512,6 +541,7 @@ def as_dict(
         limit=limit,
         fits=None if limit is None else a.fits(limit),
         host=a.host,
+        mapped=a.mapped_bytes,
         peak=dict(op=op.op, phase=op.phase, layer=op.layer, step=op.step),
     )
 
@@ -569,7 +599,7 @@ def _costs_as_dict(costs): return dict(costs=[cost_as_dict(cost) for cost in cos
 
 def _cost_text(costs, cards): return cost_table(costs) if cards else cost_lines(costs[0])
 
-# %% ../../nbs/64_account.ipynb #a6bd84b1
+# %% ../../nbs/64_account.ipynb #c3aeafe1
 @validate_ranges
 def elleci_memory(
     #: What, and where: elleci_memory --config my.toml --set model.d_model=1024 --vram 8GiB
@@ -581,14 +611,14 @@ def elleci_memory(
     batch:Annotated[int, Range(1, 10**6)]|None=None, # rows in a micro-batch
     seq:Annotated[int, Range(1, 2**20)]|None=None,   # tokens in a row
     grad_accum_steps:Annotated[int, Range(1, 9_999)]|None=None, # micro-batches in an optimizer step
-    optimizer:str|None=None,  # lion, adamw or lion8
+    optimizer:str|None=None,  # lion, adamw, lion8, lion8-bnb, adamw8-bnb, paged-adamw8-bnb, galore or muon
     precision:str|None=None,  # bf16, bf16-weights or fp32
     checkpointing:str|None=None, # none, selective, block or offload
     engine:str|None=None,     # grad_accum or layer-major
     clip_by:str|None=None,    # model or layer
     block_inputs_on:str|None=None,  # layer-major: auto, device, pinned or pageable
     weights_on:str|None=None, # layer-major: device or host
-    states_on:str|None=None,  # layer-major: device or host
+    states_on:str|None=None,  # layer-major: device, host or disk
     int8_backward:bool=False, # ternary layers: gradients rounded to int8 too
     #: What is shown: elleci_memory --preset elleci-350m --vram 8GiB --draw memory.png
     context:str|None=None, # size of the CUDA context with its loaded kernels, measured, e.g. 400MiB
