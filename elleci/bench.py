@@ -10,7 +10,7 @@ __all__ = ['PLAIN', 'TOY', 'STEPS', 'HOOKS', 'STARTUP_STEPS', 'MAX_SECONDS', 'BA
            'read_measurements', 'describe_measurement', 'run_bench']
 
 # %% ../nbs/80_bench.ipynb #3bcf55ad
-import contextlib, gc, hashlib, importlib.util, json, os, signal, statistics, subprocess, sys, threading, time
+import contextlib, hashlib, importlib.util, json, os, signal, statistics, subprocess, sys, threading, time
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from functools import partial
