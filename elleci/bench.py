@@ -294,7 +294,7 @@ def _limit_memory(
     "Let the allocator give no more than `vram`"
     if device.type != 'cuda': return vram
     total = torch.cuda.get_device_properties(device).total_memory
-    if vram and vram < total: torch.cuda.set_per_process_memory_fraction(vram/total, device)
+    if vram and vram < total: torch.cuda.set_per_process_memory_fraction(vram/total, device.index)
     return min(vram or total, total)
 
 
