@@ -15,6 +15,7 @@ Parts, each in a process of its own, so that what one breaks is not lost to the 
   block     a Mamba-2 block of recipe A, with kernels and without; its peak against the account's
   fused     convolution, norms, SwiGLU's gate: GB/s, against plain torch
   attention documents in one launch against a mask, T from 1k to 32k: time, peak memory
+  long_rows the eigenstate scan's kernels against float64 and torch; sparse attention against dense, to 32k
   decode    one token for many rows; a token of the whole 1.5B model, with a CUDA graph and without
   bitnet    ternary layers against bf16 ones, with both backward passes; packed weights at batch one
   loss      linear cross-entropy against Liger's (where installed) and torch's: time and peak memory
@@ -45,6 +46,7 @@ PARTS = dict(
     block=30,
     fused=25,
     attention=40,
+    long_rows=40,
     decode=40,
     bitnet=60,
     loss=60,
@@ -62,6 +64,7 @@ COMPILED = (
     'ssd',
     'block',
     'fused',
+    'long_rows',
     'decode',
     'bitnet',
     'loss',
