@@ -20,7 +20,8 @@ Parts, each in a process of its own, so that what one breaks is not lost to the 
   bitnet    ternary layers against bf16 ones, with both backward passes; packed weights at batch one
   loss      linear cross-entropy against Liger's (where installed) and torch's: time and peak memory
   account   thirty training configurations, peaks predicted against measured; the allocator's history replayed
-  baselines chatgot-85m at batch 8 under a cap of 4 GiB, GPT-2-sized models under others: peaks against the account
+  baselines chatgot-85m at batch 8 under a cap of 4 GiB, GPT-2-sized models under others: peaks against the
+            account
   step_time the link, launches, and seconds of real steps against those predicted from the rates
   layer_major  recipe A under a cap of 12 GiB, then 6.5 and 3: peaks against the account, seconds, copies,
             growth; the 8-bit Lion; pinned memory

@@ -286,7 +286,7 @@ CHECKPOINTING = {
     'offload': "each block's input, in host memory",
 }
 
-# %% ../nbs/02_config.ipynb #f69b5991
+# %% ../nbs/02_config.ipynb #950a7425
 @dataclass(frozen=True)
 class TrainConfig:
     "What is chosen about a training run; sizes and rates are recipe A's, what changes during the run is off"
@@ -331,8 +331,13 @@ class TrainConfig:
     # Where the layer-major engine leaves the layers' inputs: on the 'device', in 'pinned' or 'pageable' host
     # memory, or 'auto', the first of these that fits.
     block_inputs_on:str = 'auto'
-    weights_on:str = 'device'   # layer-major: or 'host', a layer at a time on the device
-    states_on:str = 'device'    # layer-major: the optimizer's states, or 'host', or 'disk', in a mapped file
+    # Layer-major: or in 'host' memory (pinned where the system allows it) or in 'pageable' host memory, which
+    # is slower and may be as large as the RAM; a layer at a time is on the device.
+    weights_on:str = 'device'
+    # Layer-major: the same for the optimizer's states; or 'disk', in a mapped file.
+    states_on:str = 'device'
+    # What the loss may work in, in MiB: less takes less of the card, and reads the head more often.
+    loss_workspace_mib:int = 192
     data:tuple = EMBEDDED       # (name, where) of each source, see `elleci.data.sources.parse_spec`
     # Phases: (fraction of `steps` at which it begins, ((source, weight), …)). Without any, sources are read
     # in proportion to their tokens.
@@ -370,7 +375,7 @@ class TrainConfig:
     @property
     def warmup_steps(self): return round(self.warmup if self.warmup >= 1 else self.warmup*self.steps)
 
-# %% ../nbs/02_config.ipynb #713f49e2
+# %% ../nbs/02_config.ipynb #1e1db7ac
 CHOICES = dict(
     schedule=('wsd', 'cosine', 'onecycle'),
     decay_shape=('linear', 'cosine', '1-sqrt'),
@@ -385,8 +390,8 @@ CHOICES = dict(
     scan_backend=('elleci', 'torch', 'mamba-ssm'),
     engine=('grad_accum', 'layer-major'),
     block_inputs_on=('auto', 'device', 'pinned', 'pageable'),
-    weights_on=('device', 'host'),
-    states_on=('device', 'host', 'disk'),
+    weights_on=('device', 'host', 'pageable'),
+    states_on=('device', 'host', 'pageable', 'disk'),
 )
 
 # %% ../nbs/02_config.ipynb #991c483a
@@ -523,10 +528,10 @@ def _check_data(
             f'seq_len_schedule divides seq_len {t.seq_len} by {divisor}: give divisors, or another seq_len.',
         )
 
-# %% ../nbs/02_config.ipynb #be5f076a
+# %% ../nbs/02_config.ipynb #dca42000
 POSITIVE = (
     'steps', 'seq_len', 'batch_size', 'grad_accum_steps', 'val_every', 'val_rows', 'save_every',
-    'save_total_limit', 'lr', 'max_grad_norm', 'galore_rank',
+    'save_total_limit', 'lr', 'max_grad_norm', 'loss_workspace_mib', 'galore_rank',
 )
 NOT_NEGATIVE = (
     'weight_decay', 'num_workers', 'plateau_patience', 'keep_every', 'epochs', 'max_samples',
@@ -539,7 +544,7 @@ def _check_numbers(
     "Refuse numbers that are out of range, each by itself"
     _check(0 <= t.seed < 2**63, f'seed is {t.seed}: give a whole number of 0 or more, below 2⁶³.')
     for name in (f.name for f in dataclasses.fields(t) if f.type is int and f.name != 'seed'):
-        limit = dict(grad_accum_steps=10**4, num_workers=100).get(name, 10**9)
+        limit = dict(grad_accum_steps=10**4, num_workers=100, loss_workspace_mib=2**20).get(name, 10**9)
         _check(getattr(t, name) < limit, f'{name} is {getattr(t, name)}: give less than {limit:,}.')
     _check(
         t.batch_size*t.seq_len < 2**31,
