@@ -1,4 +1,5 @@
-"""Rows of up to 32,768 tokens on a CPU: data/results/long_context-<commit>.json, which `91_long_context` draws.
+"""Rows of up to 32,768 tokens on a CPU: data/results/long_context-<commit>.json, which
+`91_long_context` draws.
 
     python benchmarks/long_context.py [--steps N] [--longest T] [--out FOLDER]
 

@@ -111,7 +111,7 @@ SPARSE_BLOCK = 64   # tokens of a block of queries or keys
 
 def n_kept_blocks(
     density:float, # share of the blocks that is kept, above 0, at most 1
-    n,             # blocks up to that of the queries, itself among them: an int, or a float64 tensor of counts
+    n,             # blocks up to that of the queries, itself among them: an int, or a float64 tensor
 ): # as n: int, or an int64 tensor
     "How many blocks of keys a block of queries keeps: the share, rounded up"
     # So that 0.7 of 10 is 7, although 0.7·10 is 7.000000000000001.
