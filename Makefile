@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 HERE := --no-build-isolation --use-pep517 -e
 
-.PHONY: train test test-long test-browser lab bench bench-gpu readme lock clean
+.PHONY: train test test-long test-browser lab bench bench-cpu bench-gpu readme lock clean
 
 train: .venv/run  ## a trained model, from nothing
 	$(BIN)/elleci_train --preset elleci-tiny --out runs/elleci-tiny --resume
@@ -26,7 +26,11 @@ test-browser: .venv/dev  ## dashboard and planner in JupyterLab, driven in Chrom
 lab: .venv/dev    ## read and run the notebooks
 	$(BIN)/jupyter lab --notebook-dir=nbs --config=.ci/jupyter_server_config.py
 
-bench: .venv/run  ## train elleci-tiny, and with several state sizes; time its loop; with 8-bit optimizers, ternary or not; pack the 1.5B model; decode on this CPU, against transformers; time the account and the scan on this CPU, and two trainings at once; what was measured goes to data/results
+bench: .venv/run  ## every technique against one baseline: speed, memory, loss; about half an hour on two cores; Ctrl-C, and again: it goes on
+	$(BIN)/elleci_experiments --out runs/experiments
+	cp runs/experiments/experiments-*.json data/results/
+
+bench-cpu: .venv/run  ## train elleci-tiny, and with several state sizes; time its loop; with 8-bit optimizers, ternary or not; pack the 1.5B model; decode on this CPU, against transformers; time the account and the scan on this CPU, and two trainings at once; what was measured goes to data/results
 	$(BIN)/python benchmarks/tiny.py
 	$(BIN)/python benchmarks/loop.py
 	$(BIN)/python benchmarks/d_state.py

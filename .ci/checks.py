@@ -62,7 +62,7 @@ RARE = r'N 128|one document|^(?!.*bfloat16).*(float32|float16|fp32)'
 # the instructions of 8.6 and more shared memory: what compiles there compiles here.
 SAMPLE = (
     r'^(rms_norm bfloat16|conv_silu bfloat16|gated_rms_norm bfloat16|lion8 bfloat16, gradient float32'
-    r'|cross_entropy gradient bfloat16|product bfloat16, 8 rows|decode, N 16, bf16)$'
+    r'|cross_entropy gradient bfloat16|product bfloat16, 8 rows|decode, N 16, bf16|eigenstate bfloat16)$'
 )
 # Bytes of local memory per thread that the scan's backward pass may need there: it has 255 registers in use.
 MAX_STACK_ON_NEW = 64

@@ -23,7 +23,7 @@ FLOORS = {
     'planning': 6,
     'training': 7,
     'inference': 8,
-    'dashboard': 8, 'experiments': 8,
+    'dashboard': 8, 'bench': 8, 'experiments': 8,
 }
 NEIGHBOURS = {'model', 'data', 'optim'}                                     # none of them imports another
 COMPUTES = {'kernels', 'layers', 'model', 'data', 'optim', 'engine'}        # none of them imports `memory`

@@ -25,7 +25,7 @@ class StraightThrough(torch.autograd.Function):
 
 def no_scan(cache, x, *_): return StraightThrough.apply(x)
 def scan_with(f, Q=None):
-    def scan(cache, x, dt, A, B, C, D, chunk_size, seq_idx):
+    def scan(cache, x, dt, A, B, C, D, chunk_size, seq_idx, backend):
         return f(x, dt, A, B, C, Q or chunk_size, D, seq_idx=seq_idx)
     return scan
 

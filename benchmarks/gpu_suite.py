@@ -15,13 +15,18 @@ Parts, each in a process of its own, so that what one breaks is not lost to the 
   block     a Mamba-2 block of recipe A, with kernels and without; its peak against the account's
   fused     convolution, norms, SwiGLU's gate: GB/s, against plain torch
   attention documents in one launch against a mask, T from 1k to 32k: time, peak memory
+  long_rows the eigenstate scan's kernels against float64 and torch; sparse attention against dense, to 32k
   decode    one token for many rows; a token of the whole 1.5B model, with a CUDA graph and without
   bitnet    ternary layers against bf16 ones, with both backward passes; packed weights at batch one
   loss      linear cross-entropy against Liger's (where installed) and torch's: time and peak memory
   account   thirty training configurations, peaks predicted against measured; the allocator's history replayed
+  baselines chatgot-85m at batch 8 under a cap of 4 GiB, GPT-2-sized models under others: peaks against the
+            account
   step_time the link, launches, and seconds of real steps against those predicted from the rates
   layer_major  recipe A under a cap of 12 GiB, then 6.5 and 3: peaks against the account, seconds, copies,
             growth; the 8-bit Lion; pinned memory
+  switches  torch.compile in each mode with CUDA graphs, attention's back-ends, scans, and settings of the
+            machine, each against the same step without: time, peak memory, loss and gradients
   tiles     the sizes in `_tiles`, tried out
 Results of parts that were not run are kept from an earlier run of the same card and commit. mamba-ssm: put
 its folder on PYTHONPATH.
@@ -41,12 +46,15 @@ PARTS = dict(
     block=30,
     fused=25,
     attention=40,
+    long_rows=40,
     decode=40,
     bitnet=60,
     loss=60,
     account=100,
+    baselines=60,
     step_time=60,
     layer_major=150,
+    switches=180,
     tiles=90,
 )
 TOTAL = 480
@@ -56,6 +64,7 @@ COMPILED = (
     'ssd',
     'block',
     'fused',
+    'long_rows',
     'decode',
     'bitnet',
     'loss',

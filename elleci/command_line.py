@@ -71,6 +71,7 @@ def _add_flag(
         return
     several = dict(nargs='+', action='extend') if kind is list else {}
     if bounds: help = f'{help} ({bounds.low:,} to {bounds.high:,})'.strip()
+    if p.name == 'preset': help = f'{help}: {", ".join(PRESETS)}'
     required = p.default is inspect.Parameter.empty
     default = None if required else p.default
     metavar = 'text' if kind in (str, list) else kind.__name__

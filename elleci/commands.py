@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SLEEP_VARIABLES', 'idle_threads_sleep', 'train', 'generate', 'chat', 'evaluate', 'pack', 'export', 'pretokenize',
-           'memory', 'watch']
+           'memory', 'watch', 'experiments']
 
 # %% ../nbs/78_commands.ipynb #5909dc97
 import contextlib, os, signal
@@ -104,3 +104,8 @@ def memory():
 def watch():
     "`elleci_watch` in a shell"
     return _run('elleci_watch', 'elleci.dashboard.reader', 'watch_command')
+
+# %% ../nbs/78_commands.ipynb #7d1e0c58
+def experiments():
+    "`elleci_experiments` in a shell"
+    return _run('elleci_experiments', 'elleci.experiments', 'experiments_command')

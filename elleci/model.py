@@ -17,21 +17,24 @@ from torch.utils.checkpoint import (
     noop_context_fn,
 )
 from .core import UserError, effective_device_type
-from .config import ModelConfig
-from .annotate import host_scope
+from .config import FFN_KINDS, ModelConfig
+from .annotate import LOSS_WORKSPACE_BYTES, host_scope
 from .documents import IGNORE_INDEX
 from .layers.cache import Cache, LayerCache
-from .layers.norm import RMSNorm
+from .layers.norm import NORMS, LayerNorm, RMSNorm
 from .layers.eigenstate import Eigenstate
 from .layers.mamba2 import Mamba2
 from .layers.mla import MLA
-from .layers.ffn import SwiGLU, linear_class
+from .layers.dense_attention import DenseAttention
+from .layers.embed import Dropout, embed
+from .layers.ffn import linear_class
+from .layers.ffn_kinds import FFNS
 from .layers.router import Router
 from .kernels.linear_cross_entropy import linear_cross_entropy
 from .kernels.pointwise import tensor_error
 
 # %% ../nbs/50_model.ipynb #94c6f2e6
-MIXERS = {'M': Mamba2, 'A': MLA, 'E': Eigenstate}
+MIXERS = {'M': Mamba2, 'A': MLA, 'E': Eigenstate, 'T': DenseAttention}
 
 # %% ../nbs/50_model.ipynb #8a064c8a
 class Block(nn.Module):
@@ -44,10 +47,12 @@ class Block(nn.Module):
         linear = linear_class(cfg)
         # Whether `forward` reads the token ids, see `with_tokens`.
         self.uses_tokens = cfg.embedding_gate and mixer == 'A'
-        self.mixer_norm, self.mixer = RMSNorm(cfg.d_model), MIXERS[mixer](cfg, linear)
+        norm = NORMS[cfg.norm]
+        self.mixer_norm, self.mixer = norm(cfg.d_model), MIXERS[mixer](cfg, linear)
         self.ffn_norm, self.ffn = None, None
-        if cfg.d_ff: self.ffn_norm, self.ffn = RMSNorm(cfg.d_model), SwiGLU(cfg, linear)
+        if cfg.d_ff: self.ffn_norm, self.ffn = norm(cfg.d_model), FFNS[cfg.ffn](cfg, linear)
         self.router = Router(cfg) if cfg.router != 'none' else None
+        self.dropout = Dropout(cfg.dropout) if cfg.dropout else None
 
     def forward(self,
         x:Tensor, # (B, T, D)
@@ -56,10 +61,13 @@ class Block(nn.Module):
         tokens:Tensor|None=None, # (B, T) token ids, for a mixer that reads them
     )->Tensor: # (B, T, D)
         token_ids = dict(tokens=tokens) if self.uses_tokens else {}
-        x = x + self.mixer(x, seq_idx, cache, self.mixer_norm, **token_ids)
+        x = x + self._drop(self.mixer(x, seq_idx, cache, self.mixer_norm, **token_ids))
         if self.ffn is None: return x
-        if self.router is not None: return self.router(x, self.ffn, self.ffn_norm)
-        return x + self.ffn(x, self.ffn_norm)
+        if self.router is not None: return self.router(x, self._feed_forward, self.ffn_norm)
+        return x + self._feed_forward(x, self.ffn_norm)
+
+    def _drop(self, update): return update if self.dropout is None else self.dropout(update)
+    def _feed_forward(self, x, norm): return self._drop(self.ffn(x, norm))
 
 
 
@@ -85,8 +93,10 @@ def _init_weights(model):
         if not isinstance(m, linear_class(model.cfg)) or m is model.head: continue
         branches = n_branches if name.endswith(RESIDUAL_PROJECTIONS) else 1
         m.weight.normal_(0, (m.weight.shape[1]*branches)**-.5)
+        if getattr(m, 'bias', None) is not None: m.bias.zero_()
     model.embedding.weight.normal_(0, .02)
     model.head.weight.normal_(0, (.1/model.cfg.d_model)**.5)              # a tied embedding takes this one
+    if model.positions is not None: model.positions.weight.normal_(0, .02)
 
 # %% ../nbs/50_model.ipynb #7eca3399
 def _default_generators(
@@ -152,6 +162,7 @@ def _saved_ops():
     kernels = ('flash_attention', 'flash_attention_for_cpu', 'efficient_attention', 'cudnn_attention')
     return {
         torch.ops.aten.mm.default,
+        torch.ops.aten.addmm.default,
         torch.ops.elleci.int8_product.default,
         torch.ops.elleci.ssd_forward.default,
         torch.ops.elleci.document_attention_forward.default,
@@ -241,6 +252,21 @@ def _check_decode_inputs(
     cache.check(tokens, seq_idx)
 
 # %% ../nbs/50_model.ipynb #83b500db
+def _check_room(
+    max_positions:int,
+    max_len:int|None,    # tokens of a row, padding included
+    padding:Tensor|None, # (B,) int64
+):
+    "Raise `UserError` for a cache with room for a text that would outgrow the learned positions"
+    if max_len is None: return
+    text = max_len if padding is None or padding.is_meta else max_len - int(padding.min())
+    if text > max_positions:
+        raise UserError(
+            f'A cache for texts of {text} tokens was asked for, and the model has learned positions for '
+            f'{max_positions}: ask for fewer new tokens, or give a shorter prompt.'
+        )
+
+
 @contextlib.contextmanager
 def _cache_transaction(
     cache:Cache|None,
@@ -265,8 +291,11 @@ class Elleci(nn.Module):
         self.cfg = cfg
         self.checkpointing = checkpointing
         self.embedding = nn.Embedding(cfg.vocab_size, cfg.d_model)
+        learned = cfg.positions == 'learned'
+        self.positions = nn.Embedding(cfg.max_positions, cfg.d_model) if learned else None
+        self.embedding_dropout = Dropout(cfg.dropout) if cfg.dropout else None
         self.blocks = nn.ModuleList(Block(cfg, mixer) for mixer in cfg.mixers)
-        self.norm = RMSNorm(cfg.d_model)
+        self.norm = NORMS[cfg.norm](cfg.d_model)
         self.head = nn.Linear(cfg.d_model, cfg.vocab_size, bias=False)     # full precision, ternary or not
         self.reset_parameters()
 
@@ -290,7 +319,7 @@ class Elleci(nn.Module):
         trains = cache is None and torch.is_grad_enabled()
         checkpoint_fn = CHECKPOINT_FNS.get(self.checkpointing) if trains else None
         with _cache_transaction(cache):
-            x = self.embedding(tokens)
+            x = embed(self, tokens, seq_idx, None if cache is None else cache.layers[0])
             for i, block in enumerate(self.blocks):
                 block = with_tokens(block, tokens)
                 if checkpoint_fn: x = checkpoint_fn(block, x, seq_idx)
@@ -311,6 +340,7 @@ class Elleci(nn.Module):
         padding:Tensor|None=None, # (batch,) int64, tokens of left padding that each row begins with
     )->Cache: # empty
         "What the model will keep of the tokens it reads, for `forward`"
+        if self.positions is not None: _check_room(self.cfg.max_positions, max_len, padding)
         kw = dict(dtype=self.embedding.weight.dtype, device=self.embedding.weight.device)
         return Cache([b.mixer.new_cache(batch, max_len, **kw) for b in self.blocks], padding)
 
@@ -323,15 +353,19 @@ def parameter_table(
         Mamba2: 'Mamba-2',
         MLA: 'MLA',
         Eigenstate: 'eigenstates',
-        SwiGLU: 'SwiGLU',
+        DenseAttention: 'attention',
+        FFNS[model.cfg.ffn]: FFN_KINDS[model.cfg.ffn],
         Router: 'router',
         RMSNorm: 'norms',
+        LayerNorm: 'norms',
         nn.Embedding: 'embedding and head',
         nn.Linear: 'embedding and head',
     }
     modules = [m for b in model.blocks for m in b.children()] + [model.norm, model.embedding, model.head]
+    modules = [m for m in modules if not isinstance(m, Dropout)]
     present = {type(m) for m in modules}
     table = {part: 0 for kind, part in kinds.items() if kind in present}
+    if model.positions is not None: table['positions'] = model.positions.weight.numel()
     counted = set()
     for m in modules:
         for p in m.parameters():
@@ -348,4 +382,6 @@ def token_loss(
 )->Tensor: # fp32 scalar, nats, *summed* over the counted labels: micro-batches weigh as many as they count
     "Cross-entropy of the head's logits, none of which is kept"
     hidden = model.norm(x)
-    return linear_cross_entropy(hidden, model.head.weight, labels, IGNORE_INDEX, reduction='sum', check=False)
+    max_bytes = getattr(model, 'loss_workspace_bytes', LOSS_WORKSPACE_BYTES)
+    how = dict(reduction='sum', max_bytes=max_bytes, check=False)
+    return linear_cross_entropy(hidden, model.head.weight, labels, IGNORE_INDEX, **how)

@@ -24,15 +24,16 @@ def size(dry): return (1, 34) if dry else RECIPE_A[:2]
 
 def launches(dry): return [('block', lambda: launch(RECIPE_A))] + fused.launches(dry)[:1]
 
-def chunked(x, dt, A, B, C, chunk_size, D, seq_idx=None, check=None):
+def chunked(x, dt, A, B, C, chunk_size, D, seq_idx=None, check=None, backend=None):
     return ssd_chunked(x, dt, A, B, C, chunk_size, D, seq_idx=seq_idx)
 
 @contextlib.contextmanager
 def using(backend, scan=None):
     "Within it the block is made of these implementations"
     with contextlib.ExitStack() as stack:
+        def scan_by(*args, **options): return ssd(*args, **options | dict(backend=backend))
         implementations = dict(
-            ssd=scan or functools.partial(ssd, backend=backend),
+            ssd=scan or scan_by,
             conv_silu=functools.partial(conv_silu, backend=backend),
             gated_rms_norm=functools.partial(gated_rms_norm, backend=backend),
         )

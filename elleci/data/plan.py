@@ -44,7 +44,7 @@ def check_vocab_filled(
 def learn_tokenizer(
     data:tuple,     # ((name, spec), …)
     mix:tuple,      # ((fraction of the run at which a phase begins, ((name, weight), …)), …)
-    vocab_size:int, # V, a multiple of 128
+    vocab_size:int, # V
     kind:str='bpe', # 'bpe', 'char' or 'byte'
     allow_unused_vocab:bool=False, # a large vocabulary need not be filled
     max_samples:int=0, # rows of each source that are read at most; 0: all

@@ -19,7 +19,7 @@ from .sources import SkippedRows, SourceRows, data_settings, iter_documents, mea
 from .sources import parse_spec
 from .shards import Part, ShardBytes, explain_write_errors, index_shards, missing_shards
 from .shards import resolve_num_workers, tokenizer_fingerprint, write_shards
-from .tokenizer import TOKENIZERS, VocabSize, load_tokenizer, num_used_entries, round_vocab
+from .tokenizer import TOKENIZERS, VocabSize, load_tokenizer, num_used_entries
 from .tokenizer import save_tokenizer
 from ..files import sealed_json
 
@@ -167,11 +167,11 @@ def _resolve_tokenizer(out, settings, tokenizer, vocab_size, allow_unused_vocab)
     if path is None and (out/'tokenizer.json').exists(): path = out/'tokenizer.json'
     if path is None:
         kind = tokenizer or 'bpe'
-        V = round_vocab(vocab_size or _DEFAULT_VOCAB[kind])
+        V = vocab_size or _DEFAULT_VOCAB[kind]
         return learn_tokenizer(settings['data'], settings['mix'], V, kind, allow_unused_vocab)
     tok = load_tokenizer(path)
     V = tok.get_vocab_size()
-    if vocab_size and V != round_vocab(vocab_size):
+    if vocab_size and V != vocab_size:
         raise UserError(
             f'vocab_size is {vocab_size}, and the tokenizer {path} has {V} entries: leave vocab_size out, '
             'or give another folder.'

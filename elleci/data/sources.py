@@ -1020,7 +1020,7 @@ def sample_texts(
 @validate_ranges
 def train_tokenizer_on(
     data:tuple,           # ((name, spec), …)
-    vocab_size:VocabSize, # V, a multiple of 128
+    vocab_size:VocabSize, # V
     max_chars:PositiveInt=2**24, # of all sources together
     mix:tuple=(),         # as for `sample_texts`
     kind:str='bpe',       # a key of `TOKENIZERS`

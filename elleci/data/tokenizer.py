@@ -94,22 +94,22 @@ VocabSize = Annotated[int, Range(1, 2**20)]   # entries that may be asked for
 @validate_ranges
 def train_tokenizer(
     texts, # iterable of str: whole documents; of a conversation its contents, not its ChatML
-    vocab_size:VocabSize, # rounded up to a multiple of 128: the model's V; 384 at least
+    vocab_size:VocabSize, # the model's V, 261 at least
 ): # a `tokenizers.Tokenizer` of exactly V entries: special tokens, 256 bytes, merges, unused ones
     "Train a byte-level BPE; the same texts, in any order, give the same tokenizer"
     tokenizers = require('tokenizers', 'train or read a tokenizer')
-    V = round_vocab(vocab_size)
-    if V < 256 + len(SPECIAL_TOKENS):
+    least = 256 + len(SPECIAL_TOKENS)
+    if vocab_size < least:
         raise UserError(
             f'vocab_size is {vocab_size}: the 256 bytes and {len(SPECIAL_TOKENS)} special tokens alone need '
-            '384.'
+            f'{least}.'
         )
     byte_level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tok = tokenizers.Tokenizer(tokenizers.models.BPE())
     tok.decoder = tokenizers.decoders.ByteLevel()
     tok.pre_tokenizer = _training_pre_tokenizer(byte_level)
     trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=V,
+        vocab_size=vocab_size,
         min_frequency=2,
         special_tokens=list(SPECIAL_TOKENS),
         initial_alphabet=byte_level.alphabet(),
@@ -117,7 +117,7 @@ def train_tokenizer(
     )
     tok.train_from_iterator(_checked_texts(texts), trainer)
     tok.pre_tokenizer = byte_level
-    return _pad_vocab(tok, V)
+    return _pad_vocab(tok, vocab_size)
 
 # %% ../../nbs/70_tokenizer.ipynb #c1cf2005
 def num_used_entries(
@@ -129,7 +129,7 @@ def num_used_entries(
 # %% ../../nbs/70_tokenizer.ipynb #8b3fb1ef
 def byte_tokenizer(
     texts=(), # not read: all bytes are known
-    vocab_size:VocabSize=384, # rounded up to a multiple of 128: the model's V; 384 at least
+    vocab_size:VocabSize=384, # the model's V, 261 at least
 ): # a `tokenizers.Tokenizer`
     "A token for each byte"
     return train_tokenizer([], vocab_size)
@@ -212,15 +212,17 @@ CHAR_FORMAT = 'elleci-characters-1'   # begins the file of a `CharTokenizer`
 @validate_ranges
 def train_char_tokenizer(
     texts, # iterable of str: whole documents
-    vocab_size:VocabSize=128, # rounded up to a multiple of 128: the model's V
+    vocab_size:VocabSize=128, # the model's V, 22 at least
 )->CharTokenizer:
     "An entry for each of the commonest characters; the same texts, in any order, give the same tokenizer"
-    V = round_vocab(vocab_size)
+    room = vocab_size - len(SPECIAL_TOKENS) - len(HEX_DIGITS)
+    if room < 1:
+        raise UserError(f'vocab_size is {vocab_size}: special tokens, digits and a character need 22.')
     counts = Counter()
     for text in _checked_texts(texts): counts.update(text)
     often = [character for character, n in counts.items() if n > 1]
     often.sort(key=lambda character: (-counts[character], character))
-    return CharTokenizer(''.join(often[:V - len(SPECIAL_TOKENS) - len(HEX_DIGITS)]), V)
+    return CharTokenizer(''.join(often[:room]), vocab_size)
 
 # %% ../../nbs/70_tokenizer.ipynb #506ac898
 def chunk_text(
@@ -400,7 +402,7 @@ def _check_vocab_and_merges(
     retrain = 'train one with `train_tokenizer`.'
     if any(vocab.get(token) != i for i, token in enumerate(SPECIAL_TOKENS)):
         raise UserError(f"The tokenizer {path} lacks {' '.join(SPECIAL_TOKENS)} at ids 0 to 4: {retrain}")
-    if vocab_size is not None and round_vocab(V) != vocab_size:
+    if vocab_size not in (None, V, round_vocab(V)):
         raise UserError(_OTHER_MODEL.format(path=path, V=V, vocab_size=vocab_size))
     if sorted(vocab.values()) != list(range(V)):
         raise UserError(
@@ -447,7 +449,7 @@ def _load_char_tokenizer(
 )->CharTokenizer:
     "Raise `UserError` unless it is one of ours, and the model's"
     V, characters = content.get('vocab_size'), content.get('characters')
-    if set(content) != {'format', 'vocab_size', 'characters'} or type(V) is not int or V % 128:
+    if set(content) != {'format', 'vocab_size', 'characters'} or type(V) is not int:
         raise UserError(_DAMAGED.format(path=path, why='it holds other settings than ours'))
     if vocab_size is not None and V != vocab_size:
         raise UserError(_OTHER_MODEL.format(path=path, V=V, vocab_size=vocab_size))

@@ -239,6 +239,7 @@ class GradAccumStep:
         self.precision = precision
         self.global_step = global_step
         self.on_update = None     # or a function of (unit, its parameters), e.g. to average weights
+        self.compiled_blocks = None # or the `CompiledBlocks` of the model
         self.partial_step = ''    # why no further step can be made, after one that ended half-way
         self.rng = StepRNG(model, seed)
         self.device = model.embedding.weight.device
@@ -259,6 +260,7 @@ class GradAccumStep:
 
     def _set_rng_position(self, m):
         self.rng.position = self.global_step, m
+        if self.compiled_blocks: self.compiled_blocks.begin_micro_batch()
 
     def step(self,
         micro_batches:list, # of (tokens, labels, seq_idx), each (B, T) int64

@@ -17,8 +17,9 @@ def units(
     model:nn.Module, # an `Elleci`, or what has its embedding, blocks, norm and head
 )->dict: # {name: list of modules}, from the tokens to the logits
     "The pieces of a model that a layer-major step completes one after the other"
+    also = (getattr(model, name, None) for name in ('positions', 'embedding_dropout'))
     return {
-        'embedding': [model.embedding],
+        'embedding': [model.embedding, *(m for m in also if m is not None)],
         **{f'blocks.{i}': [b] for i, b in enumerate(model.blocks)},
         'head': [model.norm, model.head],
     }

@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['Placement', 'LayerMajorStep', 'make_model', 'make_engine']
 
-# %% ../../nbs/61_layer_major.ipynb #42215d2e
+# %% ../../nbs/61_layer_major.ipynb #a8f8cf01
 import contextlib
 from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
-from ..core import UserError
+from ..core import MiB, UserError
 from ..layers.aux_losses import collect_aux_losses
 from ..config import ModelConfig, TrainConfig
 from ..annotate import layer_scope
@@ -19,16 +19,19 @@ from .offload import PLACEMENTS, TransferStream, ActivationStore, ParameterOfflo
 from .accumulate import GradAccumStep, autocast, check_labels, count_labels, eval_mode
 from .accumulate import fp32_gradients, nonfinite_grads, step_result, weight_aux_losses
 from .checks import StepRNG, check_block, params_by_unit, units
+from .compile import choose_kernels, compile_blocks
+from ..layers.embed import embed
 from ..layers.ffn import BitLinear, cache_ternary_weights
 from ..model import Elleci, token_loss, with_tokens
 
-# %% ../../nbs/61_layer_major.ipynb #e468582a
+# %% ../../nbs/61_layer_major.ipynb #68062cfb
 @dataclass(frozen=True)
 class Placement:
     "Where a layer-major step keeps what it doesn't need at the moment"
     block_inputs_on:str = 'device' # or 'pinned' or 'pageable' host memory
-    weights_on:str = 'device'      # or 'host': a unit's weights are on the device while it is computed
-    states_on:str = 'device'       # or 'host' or 'disk': its optimizer states are there while it is updated
+    # or 'host' (pinned where possible) or 'pageable': a unit's are on the device while it is computed
+    weights_on:str = 'device'
+    states_on:str = 'device'       # the same for its optimizer states, while it is updated; or 'disk'
 
     def __post_init__(self):
         if self.block_inputs_on not in PLACEMENTS:
@@ -36,10 +39,13 @@ class Placement:
                 f"block_inputs_on is {self.block_inputs_on!r}: give 'device', 'pinned' or 'pageable' ('auto' "
                 "is resolved by elleci.planning.account)."
             )
-        if self.weights_on not in ('device', 'host'):
-            raise UserError(f"weights_on is {self.weights_on!r}: give 'device' or 'host'.")
-        if self.states_on not in ('device', 'host', 'disk'):
-            raise UserError(f"states_on is {self.states_on!r}: give 'device', 'host' or 'disk'.")
+        if self.weights_on not in ('device', 'host', 'pageable'):
+            raise UserError(f"weights_on is {self.weights_on!r}: give 'device', 'host' or 'pageable'.")
+        if self.states_on not in ('device', 'host', 'pageable', 'disk'):
+            raise UserError(
+                f"states_on is {self.states_on!r}: give 'device', 'host', 'pageable' or 'disk'."
+            )
+
 
 # %% ../../nbs/61_layer_major.ipynb #937b51c3
 def _check_supported(model, optimizer, precision):
@@ -123,7 +129,7 @@ class _UnitCompute:
         self.rng.position = self.global_step, m
         module = self.units[unit][0]
         if unit == 'embedding':
-            return module(x)
+            return embed(self.model, x, seq_idx)
         block = with_tokens(module, tokens)
         if unit not in self.checked:
             check_block(unit, module, x, seq_idx, block)
@@ -152,11 +158,11 @@ class _UnitCompute:
         _backward_from(y, dy, self.weighted(aux_losses, labels))
         return torch.zeros_like(x) if x.grad is None else x.grad
 
-    def recompute_embedding(self, m, tokens):
+    def recompute_embedding(self, m, tokens, seq_idx):
         "The embedding of micro-batch m with a graph, and the auxiliary losses that it added"
         self.rng.position = self.global_step, m
         with self.autocast(), collect_aux_losses() as aux_losses:
-            return self.model.embedding(tokens), aux_losses
+            return embed(self.model, tokens, seq_idx), aux_losses
 
     def weighted(self, aux_losses, labels):
         "Auxiliary losses with the weight of their micro-batch; they are noted for the step's result"
@@ -220,7 +226,7 @@ class _UnitUpdates:
             f'{nonfinite_grads(self.model, params)[0]}: neither it nor anything below it was changed{advice}'
         )
 
-# %% ../../nbs/61_layer_major.ipynb #768b0d32
+# %% ../../nbs/61_layer_major.ipynb #90196ee9
 class LayerMajorStep:
     "An optimizer step that completes a unit's gradient, uses it and frees it before the next unit's exists"
     def __init__(self,
@@ -337,8 +343,8 @@ class LayerMajorStep:
     def _embedding(self, micro_batches):
         "Recompute the embedding with a graph, accumulate its gradient, update it"
         with self.offload.on_device('embedding', states=True):
-            for m, (tokens, labels, _) in enumerate(micro_batches):
-                y, aux_losses = self.compute.recompute_embedding(m, tokens)
+            for m, (tokens, labels, seq_idx) in enumerate(micro_batches):
+                y, aux_losses = self.compute.recompute_embedding(m, tokens, seq_idx)
                 dy = self._activation('embedding', m)
                 _backward_from(y, dy, self.compute.weighted(aux_losses, labels))
                 del dy
@@ -378,7 +384,7 @@ class LayerMajorStep:
         for unit, above in zip(self.units, [*self.units][1:] + [None]):
             with eval_mode(self.model), self.offload.on_device(unit, prefetch=above), self.compute.autocast():
                 if unit == 'embedding':
-                    x = self.model.embedding(tokens)
+                    x = embed(self.model, tokens, seq_idx)
                 elif unit == 'head':
                     total = token_loss(self.model, x, labels)
                 else:
@@ -403,7 +409,7 @@ def make_model(
         model.reset_parameters()
     return model
 
-# %% ../../nbs/61_layer_major.ipynb #af4e96d6
+# %% ../../nbs/61_layer_major.ipynb #16f1ea82
 def make_engine(
     model:nn.Module, # an `Elleci`
     optimizer:torch.optim.Optimizer,
@@ -417,19 +423,25 @@ def make_engine(
         # Before the engine is made: it looks for modules that draw random numbers.
         if isinstance(m, BitLinear):
             m.int8_backward = train.int8_backward
+    model.loss_workspace_bytes = train.loss_workspace_mib*MiB
+    choose_kernels(model, train.attention_backend, train.scan_backend)
     if train.engine == 'grad_accum':
-        return GradAccumStep(
+        engine = GradAccumStep(
             model, optimizer, train.max_grad_norm, train.clip_by, train.precision, train.seed, global_step
         )
-    placement = Placement(train.block_inputs_on, train.weights_on, train.states_on)
-    return LayerMajorStep(
-        model,
-        optimizer,
-        train.max_grad_norm,
-        train.precision,
-        placement,
-        train.seed,
-        global_step,
-        device,
-        states_file,
-    )
+    else:
+        placement = Placement(train.block_inputs_on, train.weights_on, train.states_on)
+        engine = LayerMajorStep(
+            model,
+            optimizer,
+            train.max_grad_norm,
+            train.precision,
+            placement,
+            train.seed,
+            global_step,
+            device,
+            states_file,
+        )
+    engine.compiled_blocks = compile_blocks(model, train)
+    return engine
+

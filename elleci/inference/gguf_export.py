@@ -46,7 +46,7 @@ def gguf_tensors(
         if c.ternary or rest not in (GGUF_NAMES if block else OUTER_GGUF_NAMES):
             problem = 'ternary layers' if c.ternary else name
             raise UserError(
-                f'The model has {problem}, and no architecture of GGUF computes that as Elleci does: '
+                f'The model has {problem}, which is not written as GGUF: '
                 'only models with pattern M, d_ff = 0 and ordinary linear layers can be written.'
             )
         tensor = p.detach().float().cpu()

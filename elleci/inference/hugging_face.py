@@ -344,7 +344,18 @@ def register_auto_classes():
     transformers.AutoModelForCausalLM.register(ours.ElleciHFConfig, ours.ElleciForCausalLM, exist_ok=True)
 
 # %% ../../nbs/77_hugging_face.ipynb #c99b5b42
-LORA_TARGETS = ['q_proj', 'kv_down', 'o_proj', 'in_proj', 'out_proj', 'gate_up', 'down']
+LORA_TARGETS = [
+    'q_proj',
+    'k_proj',
+    'v_proj',
+    'kv_down',
+    'o_proj',
+    'in_proj',
+    'out_proj',
+    'gate_up',
+    'up',
+    'down',
+]
 
 
 @functools.cache

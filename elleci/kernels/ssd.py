@@ -12,11 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from ..core import UserError, compute_dtype, full_precision, require
+from ..core import UserError, compute_dtype, full_precision
 from ..documents import document_ids
 from .pointwise import silu_gate, silu_gate_grad
 from .triton_compat import cdiv, jit, next_power_of_2, pick_backend, tl
 from .ssd_reference import ssd_recurrent, ssd_step
+from .mamba_ssm import mamba_ssm_scan
 from ..annotate import declare_temporaries
 
 # %% ../../nbs/21_ssd_triton.ipynb #780d0b75
@@ -836,14 +837,21 @@ def _backward_triton(dy, dfinal, x, dt, A, B, C, D, doc_ids, states, has_initial
 def ssd_forward(
     x:Tensor, dt:Tensor, A:Tensor, B:Tensor, C:Tensor, D:Optional[Tensor],
     initial_state:Optional[Tensor], doc_ids:Optional[Tensor], chunk_size:int, save:bool,
+    backend:str='triton',
 )->tuple[Tensor, Tensor, Tensor]:
-    "The Triton scan: y, the final state (fp32), and the states entering the chunks (empty unless `save`)"
-    return _forward_triton(x, dt, A, B, C, D, initial_state, doc_ids, chunk_size, save)
+    "The scan as one operator: y, the final state, and the states entering the chunks (empty unless `save`)"
+    run = _forward_triton if backend == 'triton' else _forward_torch
+    return run(x, dt, A, B, C, D, initial_state, doc_ids, chunk_size, save)
 
 # %% ../../nbs/21_ssd_triton.ipynb #04fbe9d6
 @ssd_forward.register_fake
-def _(x, dt, A, B, C, D, initial_state, doc_ids, chunk_size, save):
+def _(x, dt, A, B, C, D, initial_state, doc_ids, chunk_size, save, backend='triton'):
     (b, T, H, P), N = x.shape, B.shape[3]
+    if backend == 'torch':
+        dtype = compute_dtype(x)
+        saved_dtype = x.dtype if x.dtype == torch.bfloat16 else dtype
+        states = x.new_empty((b, cdiv(T, min(chunk_size, T)), H, N, P) if save else 0, dtype=saved_dtype)
+        return x.new_empty(x.shape), x.new_empty(b, H, P, N, dtype=dtype), states.mT if save else states
     shape = (b, cdiv(T, _tiles(P, N, x.dtype, chunk_size).Q), H, N, P) if save else (0,)
     return x.new_empty(x.shape), x.new_empty(b, H, P, N, dtype=torch.float32), x.new_empty(shape)
 
@@ -853,15 +861,24 @@ def ssd_backward(
     dy:Tensor, dfinal:Optional[Tensor],
     x:Tensor, dt:Tensor, A:Tensor, B:Tensor, C:Tensor, D:Optional[Tensor],
     doc_ids:Optional[Tensor], states:Tensor, has_initial:bool, chunk_size:int,
+    backend:str='triton',
 )->tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     "Gradients of x, dt, A, B, C, D and the initial state (empty unless `has_initial`)"
-    return _backward_triton(dy, dfinal, x, dt, A, B, C, D, doc_ids, states, has_initial, chunk_size)
+    if backend == 'triton':
+        return _backward_triton(dy, dfinal, x, dt, A, B, C, D, doc_ids, states, has_initial, chunk_size)
+    *grads, dD, dinitial = _backward_torch(dy, dfinal, x, dt, A, B, C, D, doc_ids, states, chunk_size)
+    dD = x.new_empty(0) if dD is None else dD
+    return *grads, dD, dinitial.contiguous() if has_initial else x.new_empty(0)
 
 # %% ../../nbs/21_ssd_triton.ipynb #a44ee5b7
 @ssd_backward.register_fake
-def _(dy, dfinal, x, dt, A, B, C, D, doc_ids, states, has_initial, chunk_size):
+def _(dy, dfinal, x, dt, A, B, C, D, doc_ids, states, has_initial, chunk_size, backend='triton'):
     def f32(*shape): return x.new_empty(shape, dtype=torch.float32)
     (b, T, H, P), (G, N) = x.shape, B.shape[2:]
+    if backend == 'torch':
+        dD = x.new_empty(0) if D is None else D.new_empty(D.shape)
+        dinitial = x.new_empty((b, H, P, N) if has_initial else 0, dtype=compute_dtype(x))
+        return *(t.new_empty(t.shape) for t in (x, dt, A, B, C)), dD, dinitial
     return (
         x.new_empty(x.shape),
         dt.new_empty(dt.shape),
@@ -904,9 +921,10 @@ class _SSD(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, dt, A, B, C, D, z, initial_state, doc_ids, chunk_size, backend, save):
         with full_precision(x):
-            y, final, states = _FORWARD[backend](
-                x, dt, A, B, C, D, initial_state, doc_ids, chunk_size, save
-            )
+            arguments = x, dt, A, B, C, D, initial_state, doc_ids, chunk_size, save
+            # To a compiler the scan is one operator: unrolled, its loops would be thousands.
+            if torch.compiler.is_compiling(): y, final, states = ssd_forward(*arguments, backend)
+            else: y, final, states = _FORWARD[backend](*arguments)
         # Only the gradient of the gate needs the initial state, to compute the ungated output again.
         saved_initial_state = None if z is None else initial_state
         ctx.save_for_backward(x, dt, A, B, C, D, z, doc_ids, states, saved_initial_state)
@@ -928,11 +946,13 @@ class _SSD(torch.autograd.Function):
             if z is not None:
                 y, *_ = _FORWARD[ctx.backend](*inputs, initial_state, doc_ids, ctx.chunk_size, False)
                 dy, dz = _apply_gate_backward(dy, y, z)
-            if ctx.backend == 'torch':
+            if ctx.backend == 'torch' and not torch.compiler.is_compiling():
                 grads = _backward_torch(dy, dfinal, *inputs, doc_ids, states, ctx.chunk_size)
             else:
                 has_initial = ctx.state_dtype is not None
-                grads = ssd_backward(dy, dfinal, *inputs, doc_ids, states, has_initial, ctx.chunk_size)
+                grads = ssd_backward(
+                    dy, dfinal, *inputs, doc_ids, states, has_initial, ctx.chunk_size, ctx.backend
+                )
         dx, ddt, dA, dB, dC, dD, dinitial = grads
         dA = dA.to(A.dtype)
         dD = None if D is None else dD.to(D.dtype)
@@ -942,12 +962,9 @@ class _SSD(torch.autograd.Function):
 # %% ../../nbs/21_ssd_triton.ipynb #290d159a
 def _mamba_ssm(x, dt, A, B, C, chunk_size, D, z, initial_state, seq_idx):
     "The scan of the package mamba-ssm"
-    scan = require('mamba_ssm.ops.triton.ssd_combined', "use backend='mamba_ssm'").mamba_chunk_scan_combined
     doc_ids = None if seq_idx is None else document_ids(seq_idx).int()
-    return scan(
-        x, dt, A, B, C, chunk_size,
-        D=D, z=z, initial_states=initial_state, seq_idx=doc_ids, return_final_states=True,
-    )
+    y, final = mamba_ssm_scan(x, dt, A, B, C, chunk_size, D, initial_state, doc_ids)
+    return y if z is None else silu_gate(y.float(), z.float()).to(y.dtype), final
 
 # %% ../../nbs/21_ssd_triton.ipynb #069669bc
 def _reference(x, dt, A, B, C, D, z, initial_state, seq_idx):

@@ -23,6 +23,7 @@ def _token_numbers(
         'GQA': -(-c.n_attn_heads//HEADS_PER_GROUP)*key_and_value,
         'MQA': key_and_value,
         'MLA': c.kv_lora_rank + c.qk_rope_head_dim,
+        'attention': 2*c.kv_heads*c.attn_head_dim,
     }
 
 
@@ -43,12 +44,12 @@ CACHE_KINDS = 'MHA', 'GQA', 'MQA', 'MLA', 'Mamba-2', 'eigenstates'
 
 def layer_cache_bytes(
     cfg:ModelConfig, # its widths; MHA, GQA and MQA are counted with the heads of its MLA layers
-    kind:str,        # of `CACHE_KINDS`
+    kind:str,        # of `CACHE_KINDS`; or 'attention', a T layer with its own heads
     tokens:int,      # of the row; 0 for what the layer keeps before the first
     itemsize:int=2,  # bytes of a number, 2 for bf16
 )->int: # bytes
     "What one layer keeps of one row while it generates; `UserError` for a kind that is not known"
-    if kind not in CACHE_KINDS:
+    if kind not in (*CACHE_KINDS, 'attention'):
         raise UserError(f'kind is {kind!r}: give one of {", ".join(CACHE_KINDS)}.')
     states = _state_bytes(cfg, itemsize)
     if kind in states: return states[kind]
@@ -62,7 +63,7 @@ def cache_bytes(
     itemsize:int=2,  # bytes of a number, 2 for bf16
 )->dict: # kind: bytes of all its layers
     "What a model keeps while it generates, see `Elleci.new_cache`"
-    names = {'M': 'Mamba-2', 'A': 'MLA', 'E': 'eigenstates'}
+    names = {'M': 'Mamba-2', 'A': 'MLA', 'E': 'eigenstates', 'T': 'attention'}
     total = {}
     for mixer in cfg.mixers:
         kind = names[mixer]

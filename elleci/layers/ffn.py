@@ -101,7 +101,8 @@ class BitLinear(nn.Module):
 
     def _cached_ternary_weight(self):
         "Ternary weights and their scale, made at first use within `cache_ternary_weights`; None outside"
-        if not self.cache_depth: return None
+        # A compiled block rounds its weights anew: it could not check whether they have changed.
+        if torch.compiler.is_compiling() or not self.cache_depth: return None
         w = self.weight
         # It changes with the weight's memory and with every write to it.
         version = w.data_ptr(), None if w.is_inference() else w._version
@@ -205,12 +206,12 @@ class SwiGLU(nn.Module):
     Shazeer 2020, [arXiv 2002.05202](https://arxiv.org/abs/2002.05202), eq. 6.
     """
     def __init__(self,
-        cfg:ModelConfig,  # `d_model` and `d_ff`
-        linear=nn.Linear, # class of the projections, made as linear(d_in, d_out, bias=False)
+        cfg:ModelConfig,  # `d_model`, `d_ff` and `bias`
+        linear=nn.Linear, # class of the projections, made as linear(d_in, d_out, bias)
     ):
         super().__init__()
-        self.gate_up = linear(cfg.d_model, 2*cfg.d_ff, bias=False)
-        self.down = linear(cfg.d_ff, cfg.d_model, bias=False)
+        self.gate_up = linear(cfg.d_model, 2*cfg.d_ff, bias=cfg.bias)
+        self.down = linear(cfg.d_ff, cfg.d_model, bias=cfg.bias)
 
     def forward(self,
         x:Tensor, # (…, D) any float dtype

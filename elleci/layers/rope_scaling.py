@@ -21,10 +21,10 @@ MANY_TURNS, FEW_TURNS = 32, 1
 def _slowed_share(
     cfg:ModelConfig,
     dtype:torch.dtype, # float32 or float64
-    device=None,
+    device,
+    dim:int,           # P, channels to rotate
 )->Tensor: # (P/2,) 0 where a pair keeps its speed, 1 where it is slowed down by the whole factor
     "YaRN's ramp over the pairs of channels"
-    dim = cfg.qk_rope_head_dim
     def pair_with(turns): # the number of the pair, with fractions, that makes so many turns
         return dim*math.log(cfg.rope_original_len/(2*math.pi*turns))/(2*math.log(cfg.rope_theta))
     first = max(math.floor(pair_with(MANY_TURNS)), 0)
@@ -36,18 +36,21 @@ def scaled_speeds(
     cfg:ModelConfig,   # its `rope_scaling`, and what belongs to it
     dtype:torch.dtype=torch.float32, # float32 or float64
     device:torch.device|str|None=None,
+    dim:int|None=None, # P, channels to rotate; None: those of an MLA layer
 )->Tensor: # (P/2,) radians per token, for `rope`
     "`rope_speeds` as the configuration scales them (arXiv 2306.15595, eq. 4; arXiv 2309.00071, §3.2)"
-    speeds = rope_speeds(cfg.qk_rope_head_dim, cfg.rope_theta, dtype, device)
+    dim = cfg.qk_rope_head_dim if dim is None else dim
+    speeds = rope_speeds(dim, cfg.rope_theta, dtype, device)
     if cfg.rope_scaling == 'none': return speeds
     if cfg.rope_scaling == 'linear': return speeds/cfg.rope_factor
-    return speeds*(1 - _slowed_share(cfg, dtype, device)*(1 - 1/cfg.rope_factor))
+    return speeds*(1 - _slowed_share(cfg, dtype, device, dim)*(1 - 1/cfg.rope_factor))
 
 # %% ../../nbs/30_rope_scaling.ipynb #ce4eb50f
 def score_scale(
     cfg:ModelConfig,
-)->float: # 1/√(width of a key), and for YaRN somewhat more
-    "What the scores of an MLA layer are multiplied by (arXiv 2309.00071, eq. 22, for all of the key)"
-    scale = (cfg.qk_nope_head_dim + cfg.qk_rope_head_dim)**-.5
+    width:int|None=None, # of a key; None: that of an MLA layer
+)->float: # 1/√width, and for YaRN somewhat more
+    "What the scores are multiplied by (arXiv 2309.00071, eq. 22, for all of the key)"
+    scale = (width or cfg.qk_nope_head_dim + cfg.qk_rope_head_dim)**-.5
     if cfg.rope_scaling != 'yarn': return scale
     return scale*(0.1*math.log(cfg.rope_factor) + 1)**2

@@ -108,6 +108,35 @@ def _emulate_dropout(
         return real(input, p, training, inplace)
     return dropout
 
+# %% ../../nbs/09_emulate.ipynb #ab0807a4
+class _DropoutCpu(torch.autograd.Function):
+    "What a CPU does for `native_dropout`, operator by operator, of meta tensors"
+    @staticmethod
+    def forward(ctx, x, p):
+        ctx.p = p
+        mask = torch.empty_like(x, dtype=torch.bool)
+        ctx.save_for_backward(mask)
+        ctx.mark_non_differentiable(mask)
+        ctx.set_materialize_grads(False)
+        return x.mul(mask).mul_(1/(1 - p)), mask
+
+    @staticmethod
+    def backward(ctx, g, _):
+        mask, = ctx.saved_tensors
+        return g*(mask.type_as(g)*(1/(1 - ctx.p))), None
+
+
+def _emulate_native_dropout(
+    real,       # `torch.native_dropout`
+    target:str, # 'cpu' or 'cuda'
+): # a function with the same parameters
+    "`real` for ordinary tensors and on a GPU; for meta ones on a CPU its operators"
+    @functools.wraps(real)
+    def native_dropout(input, p, train):
+        if target == 'cpu' and input.is_meta and train and 0 < p < 1: return _DropoutCpu.apply(input, p)
+        return real(input, p, train)
+    return native_dropout
+
 # %% ../../nbs/09_emulate.ipynb #7d2f2e1f
 AUTOCAST_LOW_PRECISION = (
     'linear matmul __matmul__ __rmatmul__ mm bmm addmm baddbmm einsum conv1d conv2d conv3d '
@@ -173,6 +202,7 @@ def _operator_stand_ins(
         (sys.modules['elleci.core'], 'META_DEVICE_TYPE', lambda real: target),
         (F, 'scaled_dot_product_attention', functools.partial(_emulate_sdpa, target=target)),
         (F, 'dropout', functools.partial(_emulate_dropout, target=target)),
+        (torch, 'native_dropout', functools.partial(_emulate_native_dropout, target=target)),
         (F, 'linear', _emulate_linear),
     ]
 

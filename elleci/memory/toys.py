@@ -4,14 +4,17 @@
 
 # %% auto #0
 __all__ = ['TOY_VARIANTS', 'LAYER_MAJOR_VARIANTS', 'allocator_events', 'number_storages', 'peak_bytes', 'assert_same_events',
-           'ToyBlock', 'ToyModel', 'toy_step', 'twice', 'swap_data', 'copy_data', 'ToyLayerMajorStep']
+           'ToyBlock', 'ToyModel', 'toy_step', 'twice', 'kept_sizes', 'ToyRMSNorm', 'ToyGate', 'swap_data', 'copy_data',
+           'ToyLayerMajorStep']
 
 # %% ../../nbs/08_toys.ipynb #f7965e74
+import weakref
 from functools import partial
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 from ..annotate import host_scope, layer_scope
 
@@ -161,6 +164,59 @@ TOY_VARIANTS = dict(
     both=dict(checkpointing=True, M=2, clip=True),
     fused=dict(optimizer=partial(torch.optim.AdamW, fused=True)),
 )
+
+# %% ../../nbs/08_toys.ipynb #5efbae33
+class _Held:
+    "A saved tensor that lives as long as the graph wants it"
+    def __init__(self, t): self.tensor = t.detach()
+
+# %% ../../nbs/08_toys.ipynb #a601f3d2
+def kept_sizes(
+    f, # makes a result with a graph; called without arguments
+    *not_these, # tensors whose storages are somebody else's
+)->list: # bytes of each storage, the smallest first
+    "What autograd keeps of `f()` for its backward pass"
+    held = []
+    skip = {t.untyped_storage()._cdata for t in not_these}
+    def pack(t):
+        h = _Held(t)
+        held.append(weakref.ref(h))
+        return h
+    with saved_tensors_hooks(pack, lambda h: h.tensor):
+        _result = f()   # it keeps the graph until all is counted
+    storages = [h.tensor.untyped_storage() for h in (ref() for ref in held) if h is not None]
+    sizes = {s._cdata: s.nbytes() for s in storages}
+    return sorted(nbytes for key, nbytes in sizes.items() if key not in skip)
+
+# %% ../../nbs/08_toys.ipynb #47539b33
+class ToyRMSNorm(torch.autograd.Function):
+    "(…, D), (D,) to (…, D) in the input's dtype"
+    @staticmethod
+    def forward(ctx, x, weight):
+        inverse_rms = torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-5)
+        ctx.save_for_backward(x, weight, inverse_rms)
+        return (x*inverse_rms*weight).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, g):
+        x, weight, inverse_rms = ctx.saved_tensors
+        normed = x*inverse_rms
+        h = g*weight
+        return inverse_rms*(h - normed*(h*normed).mean(-1, keepdim=True)), (g*normed).flatten(0, -2).sum(0)
+
+# %% ../../nbs/08_toys.ipynb #e76ab65d
+class ToyGate(torch.autograd.Function):
+    "silu(gate)·up of (…, 2F), gate and up side by side"
+    @staticmethod
+    def forward(ctx, gate_up):
+        ctx.save_for_backward(gate_up)
+        gate, up = gate_up.chunk(2, -1)
+        return F.silu(gate)*up
+
+    @staticmethod
+    def backward(ctx, g):
+        gate, up = ctx.saved_tensors[0].chunk(2, -1)
+        return torch.cat([torch.ops.aten.silu_backward(g*up, gate), g*F.silu(gate)], -1)
 
 # %% ../../nbs/08_toys.ipynb #c6c6e964
 def swap_data(

@@ -6,7 +6,7 @@
 __all__ = ['PROMPTS', 'preflight', 'states_on_disk', 'measure_steps', 'measure_first_steps', 'FolderRun', 'Attempt',
            'train_from_checkpoint', 'elleci_train', 'train_command']
 
-# %% ../../nbs/76_train.ipynb #5956a831
+# %% ../../nbs/76_train.ipynb #68ae52ef
 import contextlib, dataclasses, functools, json, os, shlex, stat, sys
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +27,7 @@ from ..data.sources import data_settings, parse_spec
 from ..data.tokenizer import TOKENIZERS, load_tokenizer, num_used_entries, save_tokenizer
 from ..engine.layer_major import make_engine, make_model
 from ..engine.checks import params_by_unit
+from ..engine.compile import compile_note
 from ..engine.mapped_file import MappedFile
 from ..engine.offload import HostMemory, allow_malloc_tuning, tune_malloc
 from ..generation import generate
@@ -90,7 +91,7 @@ def _refuse_too_large(
     "`UserError` where the weights alone have no room: tracing a step of such a model would take minutes"
     num_params = sum(parameter_counts(config.model).values())
     where = device
-    if config.train.weights_on == 'host':
+    if config.train.weights_on != 'device':
         where = 'RAM'
         free = available_memory(torch.device('cpu'))
     weights = num_params*(2 if config.train.precision == 'bf16-weights' else 4)
@@ -126,6 +127,7 @@ def _print_plan(config, device, a, prices):
         f'{train.batch_size} × {train.seq_len}), {train.optimizer}, lr {train.lr:g}, {train.precision}'
     )
     if slow := cpu_speed_warning(train, device): print(slow)
+    if note := compile_note(train): print(note)
     # What epochs will take is known when they are counted.
     if not train.epochs:
         for line in _cost_lines(device, a, prices): print(line)
@@ -178,7 +180,7 @@ def _refuse_too_much_ram(name, a, ram):
     ]
     raise UserError(' '.join(filter(None, sentences)))
 
-# %% ../../nbs/76_train.ipynb #8d9bae30
+# %% ../../nbs/76_train.ipynb #fc7e4321
 def preflight(
     config:Config,
     device:torch.device,
@@ -191,6 +193,7 @@ def preflight(
     if free is not None and ram is not None: free = min(free, ram.available)
     check_epochs(config.train, [name for name, where in config.train.data if parse_spec(where).stream])
     _refuse_too_large(config, device, free)
+    if config.train.scan_backend == 'mamba-ssm' and 'M' in config.model.mixers: load_mamba_ssm()
     check_bnb_runs(config.train.optimizer, device)
     # Memory is pinned once, so that a machine without a GPU is refused before anything is written.
     if config.train.block_inputs_on == 'pinned': HostMemory('pinned', device)
@@ -198,7 +201,7 @@ def preflight(
     a = account(config.model, config.train, target, name=config.preset, limit=free)
     if target == 'cpu':
         # Whoever keeps weights or states on the host prefers little memory to a little time.
-        if config.train.weights_on == 'host' or config.train.states_on != 'device': tune_malloc()
+        if (config.train.weights_on, config.train.states_on) != ('device', 'device'): tune_malloc()
         a = dataclasses.replace(a, process_before=memory_in_use(device))
     _print_plan(config, device, a, prices or {})
     _refuse_unless_it_fits(config.preset, device, a, free)
@@ -301,6 +304,7 @@ def _name_of_steps(run_account, compared):
 
 # %% ../../nbs/76_train.ipynb #7c9309b1
 from subprocess import CalledProcessError
+from ..kernels.mamba_ssm import load_mamba_ssm
 from ..kernels.triton_compat import build_advice
 
 # %% ../../nbs/76_train.ipynb #d96fb73b
@@ -720,6 +724,7 @@ class Attempt:
             token_bytes=token_byte_counts(self.tokenizer),
         )
         self.log_beginning()
+        if self.engine.compiled_blocks: self.engine.compiled_blocks.on_failure = self.log_not_compiled
         fingerprints = dict(data=self.mixture.fingerprint, tokenizer=tokenizer_fingerprint(self.tokenizer))
         self.saver = _RunSaver(self.run, self.engine, fingerprints, self.log)
         self.first_steps = _FirstSteps(self.run, self.engine, self.log, self.bar)
@@ -735,6 +740,10 @@ class Attempt:
             notice = f'{rollback}: gone back to step {step}{skipped}.'
             self.log(step=step, notice_kind='rollback', notice=notice)
         elif step == 0: self.log_skipped_rows()
+
+    def log_not_compiled(self, sentence):
+        "Log that the blocks could not be compiled"
+        self.log(step=self.engine.global_step, notice_kind='compile', notice=sentence)
 
     def log_skipped_rows(self):
         "Log which rows were skipped when the text was tokenised"
@@ -893,7 +902,7 @@ def _sample_text(config, tokenizer, model, device):
 def _print_samples(folder, config, device):
     "Print samples of the trained model"
     free_memory(device)
-    device = 'cpu' if config.train.weights_on == 'host' else str(device)
+    device = str(device) if config.train.weights_on == 'device' else 'cpu'
     _, tokenizer, model = load_run(folder, device)
     try:
         for prompt in _prompts(config):
@@ -1046,11 +1055,11 @@ def _print_config(config):
     config = _with_train(config, data=data, tokenizer=tokenizer)
     print(config_to_toml(dataclasses.replace(config, preset='')), end='')
 
-# %% ../../nbs/76_train.ipynb #6532e69d
+# %% ../../nbs/76_train.ipynb #fb1535fd
 def elleci_train(
     #: What to train: elleci_train --config my.toml --set model.d_model=1024 train.warmup=2000
     config:str|Config|None=None, # a file of your own; from Python also a `Config`; other flags change it
-    preset:str|None=None, # elleci-tiny (the default), elleci-30m, elleci-350m, elleci-1b5, elleci-1b5-12gib
+    preset:str|None=None, # one of these, by default elleci-tiny
     set:list[str]|None=None, # any setting, as section.name=value; --print-config lists them
     print_config:bool=False, # print it all as a file of your own, and train nothing
     #: The run: elleci_train --preset elleci-30m --data ~/texts --out runs/mine --resume
@@ -1082,8 +1091,8 @@ def elleci_train(
     engine:str|None=None,     # grad_accum or layer-major
     clip_by:str|None=None,    # model or layer
     block_inputs_on:str|None=None,  # layer-major: auto, device, pinned or pageable
-    weights_on:str|None=None, # layer-major: device or host
-    states_on:str|None=None,  # layer-major: device, host or disk
+    weights_on:str|None=None, # layer-major: device, host (pinned) or pageable
+    states_on:str|None=None,  # layer-major: device, host (pinned), pageable or disk
     int8_backward:bool=False, # ternary layers: gradients rounded to int8 too; slower on a CPU
     oom_backoff:bool=False,    # where memory runs out, go on with smaller micro-batches
     #: Saving: elleci_train --save-every 100 --save-total-limit 3 --keep-every 1000
