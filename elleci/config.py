@@ -213,7 +213,7 @@ def _check_dense(
     )
     _check(
         not (c.bias and c.ternary),
-        'bias and ternary are both true: ternary layers have no bias, set ternary = false or leave bias out.',
+        'bias and ternary are both true: ternary layers have no bias, give ternary = false or leave bias out.',
     )
     _check(0 <= c.dropout < 1, f'dropout is {c.dropout}: give a rate of 0 or more and below 1.')
     if 'T' not in c.mixers: return
@@ -227,7 +227,7 @@ def _check_dense(
     )
     _check(
         c.positions == 'learned' or c.attn_head_dim % 2 == 0,
-        f'd_model/n_attn_heads is {c.attn_head_dim}: RoPE turns pairs, choose them so that it is even.',
+        f'd_model/n_attn_heads is {c.attn_head_dim}: RoPE turns pairs, give widths that make it even.',
     )
 
 # %% ../nbs/02_config.ipynb #65cad7da
@@ -286,7 +286,7 @@ CHECKPOINTING = {
     'offload': "each block's input, in host memory",
 }
 
-# %% ../nbs/02_config.ipynb #f69b5991
+# %% ../nbs/02_config.ipynb #60912950
 @dataclass(frozen=True)
 class TrainConfig:
     "What is chosen about a training run; sizes and rates are recipe A's, what changes during the run is off"
@@ -296,9 +296,9 @@ class TrainConfig:
     seq_len:int = 1024          # T, tokens in a row
     batch_size:int = 4          # B, rows in a micro-batch
     grad_accum_steps:int = 16   # M, micro-batches in an optimizer step
-    # 'lion', 'adamw', or 'lion8': momentum in 8 bits, weights rounded stochastically. Of bitsandbytes 'lion8-bnb',
-    # 'adamw8-bnb' and 'paged-adamw8-bnb', whose states may leave a full card. 'galore' and 'muon' treat the
-    # blocks' matrices as matrices.
+    # 'lion', 'adamw', or 'lion8': momentum in 8 bits, weights rounded stochastically. Of bitsandbytes
+    # 'lion8-bnb', 'adamw8-bnb' and 'paged-adamw8-bnb', whose states may leave a full card. 'galore' and
+    # 'muon' treat the blocks' matrices as such.
     optimizer:str = 'lion'
     galore_rank:int = 128       # of the subspace in which 'galore' keeps a matrix's moments
     lr:float = 3e-5             # of the stable phase
@@ -331,8 +331,13 @@ class TrainConfig:
     # Where the layer-major engine leaves the layers' inputs: on the 'device', in 'pinned' or 'pageable' host
     # memory, or 'auto', the first of these that fits.
     block_inputs_on:str = 'auto'
-    weights_on:str = 'device'   # layer-major: or 'host', a layer at a time on the device
-    states_on:str = 'device'    # layer-major: the optimizer's states, or 'host', or 'disk', in a mapped file
+    # Layer-major: or in 'host' memory (pinned where the system allows it) or in 'pageable' host memory, which
+    # is slower and may be as large as the RAM; a layer at a time is on the device.
+    weights_on:str = 'device'
+    # Layer-major: the same for the optimizer's states; or 'disk', in a mapped file.
+    states_on:str = 'device'
+    # What the loss may work in, in MiB: less takes less of the card, and reads the head more often.
+    loss_workspace_mib:int = 192
     data:tuple = EMBEDDED       # (name, where) of each source, see `elleci.data.sources.parse_spec`
     # Phases: (fraction of `steps` at which it begins, ((source, weight), …)). Without any, sources are read
     # in proportion to their tokens.
@@ -370,7 +375,7 @@ class TrainConfig:
     @property
     def warmup_steps(self): return round(self.warmup if self.warmup >= 1 else self.warmup*self.steps)
 
-# %% ../nbs/02_config.ipynb #713f49e2
+# %% ../nbs/02_config.ipynb #1e1db7ac
 CHOICES = dict(
     schedule=('wsd', 'cosine', 'onecycle'),
     decay_shape=('linear', 'cosine', '1-sqrt'),
@@ -385,8 +390,8 @@ CHOICES = dict(
     scan_backend=('elleci', 'torch', 'mamba-ssm'),
     engine=('grad_accum', 'layer-major'),
     block_inputs_on=('auto', 'device', 'pinned', 'pageable'),
-    weights_on=('device', 'host'),
-    states_on=('device', 'host', 'disk'),
+    weights_on=('device', 'host', 'pageable'),
+    states_on=('device', 'host', 'pageable', 'disk'),
 )
 
 # %% ../nbs/02_config.ipynb #991c483a
@@ -407,7 +412,7 @@ def _check_compile(
     )
     _check(
         t.compile != 'reduce-overhead' or t.engine != 'layer-major',
-        "compile is 'reduce-overhead': its CUDA graphs write each result where the one before it lay, and the "
+        "compile is 'reduce-overhead': its CUDA graphs write each result over the one before, and the "
         "layer-major engine keeps the results of all micro-batches; set compile to 'default'.",
     )
 
@@ -523,10 +528,10 @@ def _check_data(
             f'seq_len_schedule divides seq_len {t.seq_len} by {divisor}: give divisors, or another seq_len.',
         )
 
-# %% ../nbs/02_config.ipynb #be5f076a
+# %% ../nbs/02_config.ipynb #dca42000
 POSITIVE = (
     'steps', 'seq_len', 'batch_size', 'grad_accum_steps', 'val_every', 'val_rows', 'save_every',
-    'save_total_limit', 'lr', 'max_grad_norm', 'galore_rank',
+    'save_total_limit', 'lr', 'max_grad_norm', 'loss_workspace_mib', 'galore_rank',
 )
 NOT_NEGATIVE = (
     'weight_decay', 'num_workers', 'plateau_patience', 'keep_every', 'epochs', 'max_samples',
@@ -539,7 +544,7 @@ def _check_numbers(
     "Refuse numbers that are out of range, each by itself"
     _check(0 <= t.seed < 2**63, f'seed is {t.seed}: give a whole number of 0 or more, below 2⁶³.')
     for name in (f.name for f in dataclasses.fields(t) if f.type is int and f.name != 'seed'):
-        limit = dict(grad_accum_steps=10**4, num_workers=100).get(name, 10**9)
+        limit = dict(grad_accum_steps=10**4, num_workers=100, loss_workspace_mib=2**20).get(name, 10**9)
         _check(getattr(t, name) < limit, f'{name} is {getattr(t, name)}: give less than {limit:,}.')
     _check(
         t.batch_size*t.seq_len < 2**31,

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import (
 )
 from .core import UserError, effective_device_type
 from .config import FFN_KINDS, ModelConfig
-from .annotate import host_scope
+from .annotate import LOSS_WORKSPACE_BYTES, host_scope
 from .documents import IGNORE_INDEX
 from .layers.cache import Cache, LayerCache
 from .layers.norm import NORMS, LayerNorm, RMSNorm
@@ -382,4 +382,6 @@ def token_loss(
 )->Tensor: # fp32 scalar, nats, *summed* over the counted labels: micro-batches weigh as many as they count
     "Cross-entropy of the head's logits, none of which is kept"
     hidden = model.norm(x)
-    return linear_cross_entropy(hidden, model.head.weight, labels, IGNORE_INDEX, reduction='sum', check=False)
+    max_bytes = getattr(model, 'loss_workspace_bytes', LOSS_WORKSPACE_BYTES)
+    how = dict(reduction='sum', max_bytes=max_bytes, check=False)
+    return linear_cross_entropy(hidden, model.head.weight, labels, IGNORE_INDEX, **how)

@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['Placement', 'LayerMajorStep', 'make_model', 'make_engine']
 
-# %% ../../nbs/61_layer_major.ipynb #31600bc4
+# %% ../../nbs/61_layer_major.ipynb #a8f8cf01
 import contextlib
 from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
-from ..core import UserError
+from ..core import MiB, UserError
 from ..layers.aux_losses import collect_aux_losses
 from ..config import ModelConfig, TrainConfig
 from ..annotate import layer_scope
@@ -24,13 +24,14 @@ from ..layers.embed import embed
 from ..layers.ffn import BitLinear, cache_ternary_weights
 from ..model import Elleci, token_loss, with_tokens
 
-# %% ../../nbs/61_layer_major.ipynb #e468582a
+# %% ../../nbs/61_layer_major.ipynb #68062cfb
 @dataclass(frozen=True)
 class Placement:
     "Where a layer-major step keeps what it doesn't need at the moment"
     block_inputs_on:str = 'device' # or 'pinned' or 'pageable' host memory
-    weights_on:str = 'device'      # or 'host': a unit's weights are on the device while it is computed
-    states_on:str = 'device'       # or 'host' or 'disk': its optimizer states are there while it is updated
+    # or 'host' (pinned where possible) or 'pageable': a unit's are on the device while it is computed
+    weights_on:str = 'device'
+    states_on:str = 'device'       # the same for its optimizer states, while it is updated; or 'disk'
 
     def __post_init__(self):
         if self.block_inputs_on not in PLACEMENTS:
@@ -38,10 +39,13 @@ class Placement:
                 f"block_inputs_on is {self.block_inputs_on!r}: give 'device', 'pinned' or 'pageable' ('auto' "
                 "is resolved by elleci.planning.account)."
             )
-        if self.weights_on not in ('device', 'host'):
-            raise UserError(f"weights_on is {self.weights_on!r}: give 'device' or 'host'.")
-        if self.states_on not in ('device', 'host', 'disk'):
-            raise UserError(f"states_on is {self.states_on!r}: give 'device', 'host' or 'disk'.")
+        if self.weights_on not in ('device', 'host', 'pageable'):
+            raise UserError(f"weights_on is {self.weights_on!r}: give 'device', 'host' or 'pageable'.")
+        if self.states_on not in ('device', 'host', 'pageable', 'disk'):
+            raise UserError(
+                f"states_on is {self.states_on!r}: give 'device', 'host', 'pageable' or 'disk'."
+            )
+
 
 # %% ../../nbs/61_layer_major.ipynb #937b51c3
 def _check_supported(model, optimizer, precision):
@@ -405,7 +409,7 @@ def make_model(
         model.reset_parameters()
     return model
 
-# %% ../../nbs/61_layer_major.ipynb #ae072359
+# %% ../../nbs/61_layer_major.ipynb #16f1ea82
 def make_engine(
     model:nn.Module, # an `Elleci`
     optimizer:torch.optim.Optimizer,
@@ -419,7 +423,8 @@ def make_engine(
         # Before the engine is made: it looks for modules that draw random numbers.
         if isinstance(m, BitLinear):
             m.int8_backward = train.int8_backward
-    choose_kernels(model, train)
+    model.loss_workspace_bytes = train.loss_workspace_mib*MiB
+    choose_kernels(model, train.attention_backend, train.scan_backend)
     if train.engine == 'grad_accum':
         engine = GradAccumStep(
             model, optimizer, train.max_grad_norm, train.clip_by, train.precision, train.seed, global_step

@@ -427,31 +427,31 @@ class _UnitStates(_UnitTensors):
                     view.copy_(t)
         self.attach(self.buffer.release(write_back=modified))
 
-# %% ../../nbs/59_offload.ipynb #d17764d7
+# %% ../../nbs/59_offload.ipynb #b3e5725e
 class ParameterOffload:
     "Where units' weights and optimizer states are kept: on the device, or in host memory between two uses"
     def __init__(self,
         params_by_unit:dict, # {unit: its parameters}
         optimizer:torch.optim.Optimizer, # whose states for these parameters are kept
         transfer_stream:TransferStream, # for the copies; units are used on its device
-        weights_on:str='device', # or 'host'
-        states_on:str='device', # or 'host', or 'disk'
+        weights_on:str='device', # or 'host' (pinned where that is to be had) or 'pageable'
+        states_on:str='device', # or the same, or 'disk'
         resident:tuple=(), # units whose weights stay on the device whatever `weights_on` is
         states_memory=None, # for 'disk': where states are kept, with the methods of a `HostMemory`
     ):
         self.states_on = states_on
-        host_memory = None
-        if 'host' in (weights_on, states_on):
-            device = transfer_stream.device
-            host_memory = HostMemory('pageable' if device.type == 'cpu' else 'pinned', device)
+        device = transfer_stream.device
+        memories = {'device': None, 'disk': states_memory}
+        for where in {weights_on, states_on} - {*memories}:
+            is_pinned = where == 'host' and device.type != 'cpu'
+            memories[where] = HostMemory('pinned' if is_pinned else 'pageable', device)
         self.weights = {}
         self.states = {}
         self.modified = set()      # units that must be copied back
         for unit, params in params_by_unit.items():
-            weights_memory = host_memory if weights_on == 'host' and unit not in resident else None
-            if states_on != 'disk': states_memory = host_memory if states_on == 'host' else None
+            weights_memory = None if unit in resident else memories[weights_on]
             self.weights[unit] = _UnitWeights(unit, params, transfer_stream, weights_memory)
-            self.states[unit] = _UnitStates(optimizer, unit, params, transfer_stream, states_memory)
+            self.states[unit] = _UnitStates(optimizer, unit, params, transfer_stream, memories[states_on])
 
     @contextlib.contextmanager
     def on_device(self,

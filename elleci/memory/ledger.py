@@ -7,8 +7,8 @@ __all__ = ['CARD_SPECS', 'CARDS', 'MIXER_BYTES', 'COLOURS', 'parse_bytes', 'Card
            'parameter_shapes', 'parameter_counts', 'block_activation_bytes', 'checkpointed_activation_bytes',
            'head_activation_bytes', 'phase_peaks', 'ledger', 'draw_breakdown']
 
-# %% ../../nbs/10_ledger.ipynb #f9f0081e
-import math, re, tomllib
+# %% ../../nbs/10_ledger.ipynb #a5684803
+import functools, math, re, tomllib
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -17,7 +17,7 @@ from ..files import installed_file
 from ..plots import figure
 from .dense_bytes import attention_bytes, choice_bytes, dropout_bytes, embedding_bytes, ffn_bytes
 from .dense_bytes import linear_bytes, norm_bytes, prefixed, without_autocast_copies
-from ..annotate import CATEGORIES, LOSS_WORKSPACE_BYTES
+from ..annotate import CATEGORIES
 from ..config import FFN_KINDS, ModelConfig, TrainConfig
 
 # %% ../../nbs/10_ledger.ipynb #26c583d5
@@ -198,9 +198,10 @@ def _ffn_shapes(
     return shapes | ({f'ffn.{first}.bias': (rows,), 'ffn.down.bias': (c.d_model,)} if c.bias else {})
 
 # %% ../../nbs/10_ledger.ipynb #5e590511
+@functools.cache
 def parameter_shapes(
     model:ModelConfig,
-)->dict: # name, as in the model's `named_parameters()`: shape; a tied head is not listed twice
+)->dict: # not to be changed; name, as in the model's `named_parameters()`: shape; a tied head is not listed twice
     "The shape of every parameter tensor"
     D, V = model.d_model, model.vocab_size
     shapes = {'embedding.weight': (V, D)}
@@ -590,7 +591,7 @@ def _loss_workspace(
     V = model.vocab_size
     D = model.d_model
     cast = 2*(train.precision == 'bf16')
-    return min(LOSS_WORKSPACE_BYTES, n*(4*V + 64 + cast*D) + cast*V*D)
+    return min(train.loss_workspace_mib*MiB, n*(4*V + 64 + cast*D) + cast*V*D)
 
 # %% ../../nbs/10_ledger.ipynb #88f44d76
 def _temporaries(

@@ -8,8 +8,8 @@ __all__ = ['LOADED_LATER_BYTES', 'RETAINED_FRACTION', 'RETAINED_FRACTION_UNTUNED
            'can_measure', 'downsample_max', 'draw_timeline', 'alternatives', 'train_overrides', 'verdict',
            'ram_savings', 'report', 'as_dict', 'advice', 'elleci_memory', 'memory_command']
 
-# %% ../../nbs/64_account.ipynb #46f80b5b
-import contextlib, dataclasses, itertools, json, sys
+# %% ../../nbs/64_account.ipynb #7cc96d40
+import contextlib, dataclasses, itertools, json, math, sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -74,7 +74,7 @@ def _trace_every_block(
 
 
 
-# %% ../../nbs/64_account.ipynb #0dad541a
+# %% ../../nbs/64_account.ipynb #a9038675
 def _without_mapped_states(
     trace:Trace,
     train:TrainConfig, # its states_on
@@ -102,7 +102,7 @@ def trace_step(
 )->Trace:
     "The memory of our own training step, allocation by allocation; of blocks that repeat one period is run"
     n_layers, period = model.n_layers, _period(model.mixers)
-    streams = train.weights_on == 'host' or train.states_on in ('host', 'disk')
+    streams = (train.weights_on, train.states_on) != ('device', 'device')
     # Blocks that reach into each other must be seen to repeat.
     least = 2*period + 4 if streams else period + 2
     n_traced = least + (n_layers - least) % period
@@ -132,7 +132,16 @@ def process_margin(
         tensors * (RETAINED_FRACTION if malloc_tuned() else RETAINED_FRACTION_UNTUNED)
     )
 
-# %% ../../nbs/64_account.ipynb #f1436489
+# %% ../../nbs/64_account.ipynb #99ae0590
+def _pinned_by_torch(
+    nbytes:int, # of a block's input, for each block
+    config:Config,
+)->int: # bytes
+    "What torch pins for checkpoints in host memory: each rounded up to a power of two"
+    one = nbytes//config.model.n_layers
+    return config.model.n_layers*2**math.ceil(math.log2(one)) if one else 0
+
+# %% ../../nbs/64_account.ipynb #efe701f1
 @dataclass(frozen=True)
 class Account:
     "What a configuration takes, in bytes"
@@ -192,8 +201,13 @@ class Account:
     def pinned_bytes(self):
         "Of the RAM beside the card, what the run pins"
         inputs = self.host.get("the layers' inputs", 0)
-        if self.config.train.block_inputs_on != 'pinned': inputs = 0
-        return inputs + self.host.get('weights', 0) + self.host.get('optimizer states', 0)
+        t = self.config.train
+        # Checkpoints that wait in RAM are pinned by torch, in pieces of a power of two.
+        if t.checkpointing == 'offload': inputs = _pinned_by_torch(inputs, self.config)
+        elif t.block_inputs_on != 'pinned': inputs = 0
+        weights = self.host.get('weights', 0) if t.weights_on == 'host' else 0
+        states = self.host.get('optimizer states', 0) if t.states_on == 'host' else 0
+        return inputs + weights + states
 
     @property
     def knows_context(self):
@@ -226,8 +240,9 @@ def _host_bytes(
     if target == 'cpu': return averaged
     labels = {'weights': 'weights', 'optimizer': 'optimizer states', 'activations': "the layers' inputs"}
     for category, nbytes in trace.host_breakdown().items():
-        # Not all micro-batches were traced, and each keeps as much as the others.
-        if category == 'activations': nbytes = nbytes*t.grad_accum_steps//_micro_batches_to_trace(t, target)
+        # Not all micro-batches were traced, and in the layer-major step each keeps as much as the others.
+        is_scaled = category == 'activations' and t.engine == 'layer-major'
+        if is_scaled: nbytes = nbytes*t.grad_accum_steps//_micro_batches_to_trace(t, target)
         if nbytes: sizes[labels[category]] = nbytes
     weights, states = (_bytes_left(trace, c, on_host=False) for c in ('weights', 'optimizer'))
     if t.weights_on == 'device': sizes[TRANSIENT[0]] = weights
@@ -599,7 +614,7 @@ def _costs_as_dict(costs): return dict(costs=[cost_as_dict(cost) for cost in cos
 
 def _cost_text(costs, cards): return cost_table(costs) if cards else cost_lines(costs[0])
 
-# %% ../../nbs/64_account.ipynb #c3aeafe1
+# %% ../../nbs/64_account.ipynb #15d1bd57
 @validate_ranges
 def elleci_memory(
     #: What, and where: elleci_memory --config my.toml --set model.d_model=1024 --vram 8GiB
@@ -617,8 +632,8 @@ def elleci_memory(
     engine:str|None=None,     # grad_accum or layer-major
     clip_by:str|None=None,    # model or layer
     block_inputs_on:str|None=None,  # layer-major: auto, device, pinned or pageable
-    weights_on:str|None=None, # layer-major: device or host
-    states_on:str|None=None,  # layer-major: device, host or disk
+    weights_on:str|None=None, # layer-major: device, host (pinned) or pageable
+    states_on:str|None=None,  # layer-major: device, host (pinned), pageable or disk
     int8_backward:bool=False, # ternary layers: gradients rounded to int8 too
     #: What is shown: elleci_memory --preset elleci-350m --vram 8GiB --draw memory.png
     context:str|None=None, # size of the CUDA context with its loaded kernels, measured, e.g. 400MiB

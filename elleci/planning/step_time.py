@@ -6,16 +6,17 @@
 __all__ = ['MACHINES', 'OTHER_CHIPS', 'GALORE_REFRESH', 'TERMS', 'Machine', 'find_machine', 'find_card', 'measured_machine',
            'step_flops', 'Traffic', 'traffic', 'step_bytes', 'update_flops', 'product_seconds', 'step_time']
 
-# %% ../../nbs/63_step_time.ipynb #2ea55ddb
+# %% ../../nbs/63_step_time.ipynb #4ff0709c
 import functools, math, re, time
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils._python_dispatch import TorchDispatchMode
+from ..annotate import SPARSE_BLOCK, n_kept_blocks
 from ..core import MiB, UserError
 from ..config import ModelConfig, TrainConfig
-from ..kernels.lion8 import BLOCK
 from ..kernels.linear_cross_entropy import loss_bytes_moved
 from ..kernels.ssd import ssd_cost
 from ..memory.emulate import emulate
@@ -26,6 +27,7 @@ from ..memory.measure import bandwidth
 from ..layers.ffn import cache_ternary_weights
 from ..model import Block, Elleci, token_loss, with_tokens
 from ..engine.accumulate import autocast
+from ..engine.compile import choose_kernels
 
 # %% ../../nbs/63_step_time.ipynb #8db9242d
 @dataclass(frozen=True)
@@ -185,6 +187,7 @@ def measured_machine(
     )
 
 # %% ../../nbs/63_step_time.ipynb #f511d760
+@functools.cache
 def _linears(
     model:ModelConfig,
 )->list: # for each block, {name: numbers}
@@ -198,6 +201,24 @@ def _linears(
     return blocks
 
 # %% ../../nbs/63_step_time.ipynb #b5986a17
+def _sparse_attention_flops(
+    model:ModelConfig,
+    mixer:str, # 'A' or 'T'
+    B:int,     # rows
+    T:int,     # tokens in a row
+)->tuple: # operations forward, operations backward
+    "Products of each block of queries with the blocks that it keeps, and those of the choice"
+    key, value = model.qk_nope_head_dim + model.qk_rope_head_dim, model.v_head_dim
+    if mixer == 'T': key = value = model.attn_head_dim
+    blocks = range(-(-T//SPARSE_BLOCK))
+    pairs = 0
+    for i in blocks:
+        rows = min(SPARSE_BLOCK, T - i*SPARSE_BLOCK)
+        pairs += rows*((n_kept_blocks(model.attention_density, i + 1) - 1)*SPARSE_BLOCK + rows)
+    heads = 2*B*model.n_attn_heads
+    return heads*(pairs*(key + value) + sum(blocks)*key), heads*pairs*(3*key + 2*value)
+
+
 def _mixer_flops(
     model:ModelConfig,
     mixer:str, # 'M', 'A', 'E' or 'T'
@@ -205,6 +226,8 @@ def _mixer_flops(
     T:int,     # tokens in a row
 )->tuple: # part, operations forward, operations backward
     "What a mixer computes besides its linear layers, for one micro-batch"
+    if mixer in 'AT' and model.attention_density < 1:
+        return 'attention', *_sparse_attention_flops(model, mixer, B, T)
     if mixer in 'AT':
         mla_width = max(model.qk_nope_head_dim + model.qk_rope_head_dim, model.v_head_dim)
         width = model.attn_head_dim if mixer == 'T' else mla_width
@@ -216,9 +239,9 @@ def _mixer_flops(
         _, forward = cost['forward'][:2]
         _, both = cost['forward + backward'][:2]
         return 'scan', forward, both - forward
-    one_window = 8*B*T*model.n_eigenstates
-    windows = math.ceil(math.log2(min(model.chunk_size, T))) + 1
-    return 'scan', one_window*windows, one_window*(windows + 1)
+    # Two walks each way, whose λ has two parts; backward a sum as well, see `22_eigenstate_triton`.
+    one_walk = 16*B*T*model.n_eigenstates
+    return 'scan', 2*one_walk, 2*one_walk + 8*B*T*model.n_eigenstates
 
 # %% ../../nbs/63_step_time.ipynb #c6d33204
 def _recompute_flops(
@@ -230,7 +253,9 @@ def _recompute_flops(
     "What is computed a second time"
     part, forward, _ = _mixer_flops(model, mixer, train.batch_size, train.seq_len)
     if train.engine == 'grad_accum' and train.checkpointing == 'none': return {}
-    if train.checkpointing == 'selective': return {part: forward} if mixer == 'E' else {}
+    if train.checkpointing == 'selective':
+        again = mixer == 'E' or mixer in 'AT' and model.attention_density < 1
+        return {part: forward} if again else {}
     # What a router decides, or dropout, is multiplied with the result of the last product.
     uses_last = model.ternary or model.router != 'none' or model.dropout > 0
     stops_early = train.engine == 'grad_accum' and not uses_last
@@ -240,10 +265,26 @@ def _recompute_flops(
     return {'linears': 2*(sum(linears.values()) - not_again), part: forward}
 
 # %% ../../nbs/63_step_time.ipynb #90ff42f3
+class _StepShape(NamedTuple):
+    "What of a `TrainConfig` decides how much a step computes and moves within the device"
+    engine:str
+    checkpointing:str
+    precision:str
+    optimizer:str
+    batch_size:int
+    seq_len:int
+    grad_accum_steps:int
+    loss_workspace_mib:int
+    galore_rank:int
+    attention_backend:str
+    scan_backend:str
+
+def _step_shape(train): return _StepShape(*(getattr(train, name) for name in _StepShape._fields))
+
 @functools.cache
-def step_flops(
+def _step_flops(
     model:ModelConfig,
-    train:TrainConfig,
+    train:_StepShape,
 )->dict: # 'forward', 'recompute', 'backward': part ('linears', 'attention', 'scan', 'head'): operations
     "What an optimizer step multiplies and adds, over all its micro-batches"
     B, T, M = train.batch_size, train.seq_len, train.grad_accum_steps
@@ -265,7 +306,15 @@ def step_flops(
     phases['forward']['head'] = 6*M*B*T*model.d_model*model.vocab_size
     return phases
 
-# %% ../../nbs/63_step_time.ipynb #d21ce8cb
+# %% ../../nbs/63_step_time.ipynb #d66eef3e
+def step_flops(
+    model:ModelConfig,
+    train:TrainConfig,
+)->dict: # 'forward', 'recompute', 'backward': part ('linears', 'attention', 'scan', 'head'): operations
+    "What an optimizer step multiplies and adds, over all its micro-batches"
+    return _step_flops(model, _step_shape(train))
+
+# %% ../../nbs/63_step_time.ipynb #cb041a04
 # bound by arithmetic
 MATMUL_OPS = (
     'aten::mm',
@@ -281,6 +330,8 @@ MATMUL_OPS = (
 NO_KERNEL_OPS = ('aten::empty', 'aten::new_empty')
 # what is written is not read before
 WRITE_ONLY_OPS = ('aten::copy_', 'aten::fill_', 'aten::zero_')
+# kernels that walk their first argument twice
+READ_TWICE_OPS = ('elleci::eigenstate_forward', 'elleci::eigenstate_backward')
 
 def _unique_tensors(tree):
     "The tensors in a tree of arguments, each once"
@@ -290,39 +341,46 @@ def _bytes(tensors):
     "What reading or writing them moves; an expanded tensor is read once"
     return sum(min(t.nbytes, t.untyped_storage().nbytes()) for t in tensors)
 
-def _written_args(func, args):
-    "The arguments that an operator's schema says it writes"
-    return [a for a, s in zip(args, func._schema.arguments) if s.alias_info and s.alias_info.is_write]
+def _written_args(func, args, kwargs):
+    "The arguments that an operator's schema says it writes, one that is given as `out` among them"
+    written = [s.alias_info is not None and s.alias_info.is_write for s in func._schema.arguments]
+    named = [kwargs.get(s.name) for s in func._schema.arguments[len(args):]]
+    return [a for a, is_written in zip([*args, *named], written) if is_written]
 
-# %% ../../nbs/63_step_time.ipynb #7b8289d3
+# %% ../../nbs/63_step_time.ipynb #88d1863e
 class Traffic(TorchDispatchMode):
     "Counts what the operators within it read and write, products excepted, and how many are launched"
     def __init__(self):
         super().__init__()
         self.bytes = self.launches = 0
+        self.losses = [] # arguments of each loss
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         name = func._schema.name
         read = _unique_tensors((args, kwargs))
-        written = _unique_tensors(_written_args(func, args))
+        written = _unique_tensors(_written_args(func, args, kwargs or {}))
         storages_read = {t.untyped_storage()._cdata for t in read}
         created = [t for t in _unique_tensors(out) if t.untyped_storage()._cdata not in storages_read]
         if name.startswith(NO_KERNEL_OPS) or not (created or written): return out
         self.launches += 1
         if name in WRITE_ONLY_OPS: read = [t for t in read if all(t is not w for w in written)]
         if not name.startswith(MATMUL_OPS): self.bytes += _bytes(read) + _bytes(created) + _bytes(written)
-        if name == 'elleci::linear_cross_entropy': self.bytes += loss_bytes_moved(*args)
+        if name in READ_TWICE_OPS: self.bytes += args[0].nbytes
+        if name == 'elleci::linear_cross_entropy':
+            self.losses.append(args)
+            self.bytes += loss_bytes_moved(*args)
         return out
 
-# %% ../../nbs/63_step_time.ipynb #cc1e8506
+# %% ../../nbs/63_step_time.ipynb #05632d30
 @functools.cache
 def _part_traffic(
     model:ModelConfig, # of one block, or for the head
     part:str,
     precision:str,
     shape:tuple, # (B, T)
-)->dict: # as from `traffic`
+    kernels:tuple=('auto', 'elleci'), # attention_backend, scan_backend
+)->tuple: # as from `traffic`; way: arguments of its losses
     "One micro-batch through one part, on meta, as on a GPU"
     is_head, stored_in_bf16 = part == 'head', precision == 'bf16-weights'
     with torch.device('meta'):
@@ -332,6 +390,7 @@ def _part_traffic(
         module = Elleci(model) if is_head else Block(model, part)
         if is_head: module.blocks = nn.ModuleList()
         if stored_in_bf16: module.bfloat16()
+        choose_kernels(module, *kernels)
 
     def forward():
         with Traffic() as counter, autocast(tokens.device, precision):
@@ -350,9 +409,47 @@ def _part_traffic(
     costs = {way: (counter.bytes, counter.launches) for way, counter in counters.items()}
     # The first pass has rounded the ternary weights for all that follow.
     costs['rounding'] = first.bytes - no_graph.bytes, first.launches - no_graph.launches
+    return costs, {way: counter.losses for way, counter in counters.items()}
+
+# %% ../../nbs/63_step_time.ipynb #341b8537
+def _loss_bytes(
+    args,          # of `linear_cross_entropy_op`
+    n:int,         # tokens
+    max_bytes:int, # that the loss may work in
+)->int: # bytes
+    "What the same loss moves for another number of tokens"
+    hidden, weight, labels, ignore_index, z_loss, label_smoothing, _, *rest = args
+    hidden, labels = hidden.new_empty(n, hidden.shape[1]), labels.new_empty(n)
+    return loss_bytes_moved(
+        hidden, weight, labels, ignore_index, z_loss, label_smoothing, max_bytes, *rest
+    )
+
+@functools.cache
+def _rows_traffic(
+    model:ModelConfig, # of one block, or for the head
+    part:str,
+    precision:str,
+    train:_StepShape,
+)->dict: # as from `traffic`
+    "A micro-batch of any number of rows, from micro-batches of two and three"
+    B, T, max_bytes = train.batch_size, train.seq_len, train.loss_workspace_mib*MiB
+    kernels = train.attention_backend, train.scan_backend
+    def measured(rows): return _part_traffic(model, part, precision, (rows, T), kernels)
+    if B == 1 and part != 'head': return measured(1)[0]
+    (two, losses), (three, losses_of_three) = measured(2), measured(3)
+    costs = {}
+    with emulate('cuda'):
+        for way, (nbytes, launches) in two.items():
+            own, next_own = (
+                sum(loss_bytes_moved(*args) for args in found.get(way, ()))
+                for found in (losses, losses_of_three)
+            )
+            per_row = (three[way][0] - next_own) - (nbytes - own), three[way][1] - launches
+            of_loss = sum(_loss_bytes(args, B*T, max_bytes) for args in losses.get(way, ()))
+            costs[way] = nbytes - own + (B - 2)*per_row[0] + of_loss, launches + (B - 2)*per_row[1]
     return costs
 
-# %% ../../nbs/63_step_time.ipynb #31d00b09
+# %% ../../nbs/63_step_time.ipynb #15f58f51
 def traffic(
     model:ModelConfig,
     part:str,          # 'M', 'A', 'E' or 'T', a block with this mixer; or 'head': embedding, norm, head and loss
@@ -363,14 +460,16 @@ def traffic(
     if part not in ('M', 'A', 'E', 'T', 'head'):
         raise UserError(f"part is {part!r}: give 'M', 'A', 'E', 'T' or 'head'.")
     alone = replace(model, n_layers=1, pattern='M' if part == 'head' else part, tie_embeddings=False)
-    return _part_traffic(alone, part, train.precision, (train.batch_size, train.seq_len))
+    return _rows_traffic(alone, part, train.precision, _step_shape(train))
+
 
 # %% ../../nbs/63_step_time.ipynb #2f23996a
 # bytes per parameter that lion-pytorch and torch's AdamW move; 8 of the latter are the decay's
 UPDATE_BYTES = {'lion': 76., 'adamw': 80.}
-# of a matrix that Muon steps; of one that GaLore does not project, and for each number of a projected moment
+# of a matrix that Muon steps
 MUON_BYTES = 54.
-GALORE_BYTES, GALORE_MOMENT_BYTES = 20., 68.
+# GaLore: of a weight, of its decay, of a number in a moment
+GALORE_BYTES = dict(weight=12., decay=8., moment=68.)
 # operators for each tensor; AdamW's take lists
 UPDATE_LAUNCHES = {
     'lion': 9,
@@ -395,7 +494,8 @@ def _tensor_update_bytes(
     if optimizer in UPDATE_BYTES: return UPDATE_BYTES[optimizer]*n
     if optimizer == 'galore':
         moment, _ = galore_numbers(name, shape, train)
-        return GALORE_BYTES*n + GALORE_MOMENT_BYTES*moment
+        weight = GALORE_BYTES['weight'] + GALORE_BYTES['decay']*is_hidden_matrix(name)
+        return weight*n + GALORE_BYTES['moment']*moment
     # One kernel reads and writes weight and states, and reads the gradient.
     weight, gradient = 2 if train.precision == 'bf16-weights' else 4, 4
     states = sum(tensor_state_sizes(name, shape, train, counters=False))
@@ -412,11 +512,12 @@ def _update_bytes(
     each = sum((accumulate + clip)*math.prod(shape) for shape in shapes.values())
     return each + sum(_tensor_update_bytes(name, shape, train) for name, shape in shapes.items())
 
-# %% ../../nbs/63_step_time.ipynb #3552fb9e
+# %% ../../nbs/63_step_time.ipynb #3295474d
 def _padded(nbytes):
     "Bytes of a tensor among others in one piece of host memory"
     return -(-nbytes//256)*256
 
+@functools.cache
 def _streamed_weights(
     model:ModelConfig,
     train:TrainConfig,
@@ -424,6 +525,7 @@ def _streamed_weights(
     "The ledger's weights as they are streamed"
     return {name: _padded(n) for name, n in zip(parameter_shapes(model), weight_sizes(model, train))}
 
+@functools.cache
 def _streamed_states(
     model:ModelConfig,
     train:TrainConfig,
@@ -431,35 +533,38 @@ def _streamed_states(
     "The ledger's optimizer states as they are streamed"
     return sum(map(_padded, state_sizes(model, train, movable=True)))
 
-# %% ../../nbs/63_step_time.ipynb #c675b9fe
+# %% ../../nbs/63_step_time.ipynb #e204041e
 def _link_bytes(
     model:ModelConfig,
     train:TrainConfig,
+    memory:tuple=('pinned', 'host', 'pageable', 'disk'), # the kinds of memory beside the card that count
 )->dict: # 'forward', 'backward': (bytes in, bytes out)
     "Between the device and the host"
     L = model.n_layers
+    shape = _step_shape(train)
     inputs = train.tokens_per_step*model.d_model*residual_itemsize(train)
     forward, backward = [0, 0], [0, 0]
-    if train.checkpointing == 'offload':
+    if train.checkpointing == 'offload' and 'pinned' in memory:
         forward[1] = L*inputs
         backward[0] = L*inputs
-    if train.block_inputs_on in ('pinned', 'pageable'):
+    if train.block_inputs_on in memory:
         forward = [(L + 1)*inputs, (L + 2)*inputs]
         backward = [(2*L + 1)*inputs, L*inputs]
-    if train.weights_on == 'host':
-        weights = _streamed_weights(model, train)
+    if train.weights_on in memory:
+        weights = dict(_streamed_weights(model, shape))
         # A tied matrix is wanted at both ends, and stays. Norm and head are done with in the forward pass.
         if model.tie_embeddings: del weights['embedding.weight']
         head = weights['norm.weight'] + weights.get('head.weight', 0)
         everything = sum(weights.values())
         forward = [forward[0] + everything, forward[1] + head]
         backward = [backward[0] + everything - head, backward[1] + everything - head]
-    if train.states_on in ('host', 'disk'):
-        states = _streamed_states(model, train)
+    if train.states_on in memory:
+        states = _streamed_states(model, shape)
         backward = [backward[0] + states, backward[1] + states]
     return {'forward': tuple(forward), 'backward': tuple(backward)}
 
-# %% ../../nbs/63_step_time.ipynb #50b9346b
+# %% ../../nbs/63_step_time.ipynb #83efdaa6
+@functools.cache
 def _pass_traffic(
     model:ModelConfig,
     train:TrainConfig,
@@ -477,6 +582,7 @@ def _pass_traffic(
     launches = M*sum(n for _, n in per_micro_batch) + sum(n for _, n in once)
     return nbytes, launches
 
+@functools.cache
 def _update_traffic(
     model:ModelConfig,
     train:TrainConfig,
@@ -506,9 +612,10 @@ def step_bytes(
     recomputes = is_layer_major or train.checkpointing != 'none'
     forward_ways = ('no graph',) if no_graph else ('graph',)
     backward_ways = ('graph', 'backward') if recomputes else ('backward',)
-    forward = _pass_traffic(model, train, forward_ways, 'graph', rounds=True)
-    backward = _pass_traffic(model, train, backward_ways, 'backward', rounds=is_layer_major)
-    update = _update_traffic(model, train)
+    shape = _step_shape(train)
+    forward = _pass_traffic(model, shape, forward_ways, 'graph', rounds=True)
+    backward = _pass_traffic(model, shape, backward_ways, 'backward', rounds=is_layer_major)
+    update = _update_traffic(model, shape)
     moved = {'forward': forward, 'backward': (backward[0] + update[0], backward[1] + update[1])}
     return {
         phase: {'memory': moved[phase][0], 'link in': into, 'link out': out, 'launches': moved[phase][1]}
@@ -596,22 +703,27 @@ def step_time(
     "Predicted seconds of an optimizer step, and what they go to"
     m = find_machine(machine)
     compute = _compute_seconds(model, train, m)
-    is_pageable = train.block_inputs_on == 'pageable'
-    link_share = m.pageable if is_pageable else 1.
-    copies_overlap = train.engine == 'layer-major' and not is_pageable
+    # A mapped file is pageable memory, as long as the page cache has room for it.
+    pageable = _link_bytes(model, train, ('pageable', 'disk'))
+    copies_overlap = train.engine == 'layer-major'
     terms, total = dict.fromkeys(TERMS, 0.), 0.
     for phase, moved in step_bytes(model, train).items():
         seconds = {
             'compute': compute[phase],
             'memory': moved['memory']/m.memory,
             'launch': moved['launches']*m.launch,
-            'link in': moved['link in']/m.link_in/link_share,
-            'link out': moved['link out']/m.link_out/link_share,
+            'link in': moved['link in']/m.link_in,
+            'link out': moved['link out']/m.link_out,
         }
         busy = max(seconds['compute'] + seconds['memory'], seconds['launch'])
         # Both ways wait for each other: the engine copies on one stream.
-        link = seconds['link in'] + seconds['link out']
-        total += max(busy, link) if copies_overlap else busy + link
+        into, out = pageable[phase]
+        waited = into/m.link_in + out/m.link_out
+        link = seconds['link in'] + seconds['link out'] - waited
+        total += (max(busy, link) if copies_overlap else busy + link) + waited/m.pageable
+        # Pageable memory takes longer for its share.
+        seconds['link in'] += into/m.link_in*(1/m.pageable - 1)
+        seconds['link out'] += out/m.link_out*(1/m.pageable - 1)
         for term, s in seconds.items(): terms[term] += s
     terms['spill'] = _spill_seconds(train, m, vram, peak)
     return terms | {'total': total + terms['spill'], 'binds': max(terms, key=terms.get)}

@@ -91,7 +91,7 @@ def _refuse_too_large(
     "`UserError` where the weights alone have no room: tracing a step of such a model would take minutes"
     num_params = sum(parameter_counts(config.model).values())
     where = device
-    if config.train.weights_on == 'host':
+    if config.train.weights_on != 'device':
         where = 'RAM'
         free = available_memory(torch.device('cpu'))
     weights = num_params*(2 if config.train.precision == 'bf16-weights' else 4)
@@ -180,7 +180,7 @@ def _refuse_too_much_ram(name, a, ram):
     ]
     raise UserError(' '.join(filter(None, sentences)))
 
-# %% ../../nbs/76_train.ipynb #0192d6ae
+# %% ../../nbs/76_train.ipynb #fc7e4321
 def preflight(
     config:Config,
     device:torch.device,
@@ -201,7 +201,7 @@ def preflight(
     a = account(config.model, config.train, target, name=config.preset, limit=free)
     if target == 'cpu':
         # Whoever keeps weights or states on the host prefers little memory to a little time.
-        if config.train.weights_on == 'host' or config.train.states_on != 'device': tune_malloc()
+        if (config.train.weights_on, config.train.states_on) != ('device', 'device'): tune_malloc()
         a = dataclasses.replace(a, process_before=memory_in_use(device))
     _print_plan(config, device, a, prices or {})
     _refuse_unless_it_fits(config.preset, device, a, free)
@@ -902,7 +902,7 @@ def _sample_text(config, tokenizer, model, device):
 def _print_samples(folder, config, device):
     "Print samples of the trained model"
     free_memory(device)
-    device = 'cpu' if config.train.weights_on == 'host' else str(device)
+    device = str(device) if config.train.weights_on == 'device' else 'cpu'
     _, tokenizer, model = load_run(folder, device)
     try:
         for prompt in _prompts(config):
@@ -1055,7 +1055,7 @@ def _print_config(config):
     config = _with_train(config, data=data, tokenizer=tokenizer)
     print(config_to_toml(dataclasses.replace(config, preset='')), end='')
 
-# %% ../../nbs/76_train.ipynb #a1e7083a
+# %% ../../nbs/76_train.ipynb #fb1535fd
 def elleci_train(
     #: What to train: elleci_train --config my.toml --set model.d_model=1024 train.warmup=2000
     config:str|Config|None=None, # a file of your own; from Python also a `Config`; other flags change it
@@ -1091,8 +1091,8 @@ def elleci_train(
     engine:str|None=None,     # grad_accum or layer-major
     clip_by:str|None=None,    # model or layer
     block_inputs_on:str|None=None,  # layer-major: auto, device, pinned or pageable
-    weights_on:str|None=None, # layer-major: device or host
-    states_on:str|None=None,  # layer-major: device, host or disk
+    weights_on:str|None=None, # layer-major: device, host (pinned) or pageable
+    states_on:str|None=None,  # layer-major: device, host (pinned), pageable or disk
     int8_backward:bool=False, # ternary layers: gradients rounded to int8 too; slower on a CPU
     oom_backoff:bool=False,    # where memory runs out, go on with smaller micro-batches
     #: Saving: elleci_train --save-every 100 --save-total-limit 3 --keep-every 1000
