@@ -250,7 +250,8 @@ def _heads_forward(
     # What the steps of each chunk leave behind at its end.
     chunk_states = _bmm_each(Bt*d.leave[heads], x, y.new_empty(len(y), N, P)).view(h*b, -1, N*P)
     entering = between[..., :1]*state.transpose(0, 1).reshape(h, b, 1, -1)
-    states = torch.baddbmm(entering.flatten(0, 1), between[..., 1:].flatten(0, 1), chunk_states)
+    onward = between[..., 1:].flatten(0, 1)
+    states = torch.baddbmm(entering.flatten(0, 1), onward, chunk_states)
     states = states.view(h, b, -1, N, P)
     _bmm_each(_decay_matrix(d, heads, scratch, L).mul_(scores), x, y)
     y.baddbmm_((Ct*d.enter[heads]).flatten(0, 1).mT, states[:, :, :-1].reshape(-1, N, P))
