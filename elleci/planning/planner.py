@@ -499,7 +499,7 @@ def _floor(
     if train.block_inputs_on != 'device': return kept
     return kept + residual_itemsize(train)*train.tokens_per_step*model.d_model*model.n_layers
 
-# %% ../../nbs/65_search.ipynb #4eef1255
+# %% ../../nbs/65_search.ipynb #035be902
 def _card_key(
     train:TrainConfig,
 )->TrainConfig: # in which host memory of any kind is the same
@@ -519,10 +519,12 @@ class _Candidate:
         model:ModelConfig,
         train:TrainConfig,
         machine:Machine,
+        given:TrainConfig, # what was asked for
     ):
         self.model = model
         self.train = train
         self.machine = machine
+        self.n_changes = sum(getattr(given, name) != getattr(train, name) for name in SEARCHABLE)
         self.ram, self.pinned = estimate_ram(model, train)
         self.floor = _floor(model, train)
 
@@ -532,8 +534,8 @@ class _Candidate:
     def seconds(self): return self.time['total']
     @property
     def order(self):
-        "The fastest first; of equally fast ones that which copies least, then that which holds least"
-        return self.seconds, self.time['link in'] + self.time['link out'], self.floor
+        "The fastest first; of equally fast ones that which copies least, changes least, holds least"
+        return self.seconds, self.time['link in'] + self.time['link out'], self.n_changes, self.floor
     @functools.cached_property
     def card(self): return max(self.floor, _closed_form_bytes(self.model, self.train))
     @property
@@ -545,7 +547,7 @@ class _Candidate:
     @property
     def needs(self): return Needs(self.card, self.ram, self.pinned)
 
-# %% ../../nbs/65_search.ipynb #57219165
+# %% ../../nbs/65_search.ipynb #efd5102e
 # What the card is expected to hold beyond the closed form, at least, as a share of it.
 EXPECTED_SLACK = {'grad_accum': .02, 'layer-major': .05}
 
@@ -560,7 +562,7 @@ class _Search:
     ):
         self.config = config
         self.room = room
-        self.all = [_Candidate(config.model, train, machine) for train in trains]
+        self.all = [_Candidate(config.model, train, machine, config.train) for train in trains]
         self.accounts = {} # card key: `Account`
         self.slack = {}    # kind: the least share that was seen beyond the closed form
 
