@@ -1,12 +1,10 @@
 """What `plan` finds on small cards, in what time, and whether anything faster fits.
 
-Written to data/results/planner-<commit>.json.
-
     python benchmarks/planner.py [--random N] [--only NAME …]
 
-Seconds are those of the second plan in a process, imports not counted; a machine that does other things as well
-stretches both, so the price of one rehearsal stands beside them. Each plan is held against N random candidates:
-those that are faster by the model are rehearsed, and none may fit.
+Writes data/results/planner-<commit>.json. Imports are not counted in the seconds; a machine that does other
+things as well stretches them, so the price of one rehearsal stands beside them. Each plan is held against N
+random candidates: those that are faster by the model are rehearsed, and none may fit.
 """
 import argparse, datetime, json, os, time
 from dataclasses import replace
