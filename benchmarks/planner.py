@@ -68,12 +68,14 @@ def main():
     given = parser.parse_args()
     # what torch imports at first use
     plan(preset('elleci-tiny'), '2GiB')
-    rows = {name: measure(name, given.random) for name in given.only}
     now = datetime.datetime.now(datetime.timezone.utc)
+    rows = {}
     result = dict(hardware=hardware(), torch=torch.__version__, commit=commit(), rows=rows,
                   date=now.strftime('%Y-%m-%d %H:%M UTC'))
     path = ROOT/'data'/'results'/f"planner-{result['commit']}.json"
-    atomic_write(path, json.dumps(result, indent=1) + '\n')
+    for name in given.only:
+        rows[name] = measure(name, given.random)
+        atomic_write(path, json.dumps(result, indent=1) + '\n')
     slowest = max(rows, key=lambda name: rows[name]['cpu_seconds'])
     most = fmt_bytes(max(row['plan']['needs']['card'] for row in rows.values() if 'plan' in row))
     print(f"slowest: {slowest}, {rows[slowest]['cpu_seconds']} s of CPU; at most {most} of a card")
