@@ -7,7 +7,7 @@ ini = ConfigParser(delimiters=['='])
 ini.read(Path(__file__).parent/'settings.ini', encoding='utf-8')
 cfg = ini['DEFAULT']
 DEVELOPERS_NEED = 'notebook', 'data', 'track', 'hub', 'evaluate'
-extras = {k: cfg[f'{k}_requirements'].split() for k in (*DEVELOPERS_NEED, 'gpu', 'dev')}
+extras = {k: cfg[f'{k}_requirements'].split() for k in (*DEVELOPERS_NEED, 'gpu', 'mamba', 'dev')}
 for k in DEVELOPERS_NEED: extras['dev'] += extras[k]
 
 setup(

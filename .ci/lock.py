@@ -19,7 +19,8 @@ def requirements():
     "What settings.ini asks for, with all extras"
     ini = ConfigParser(delimiters=['='])
     ini.read(ROOT/'settings.ini', encoding='utf-8')
-    named = [k for k in ini['DEFAULT'] if k == 'requirements' or k.endswith('_requirements')]
+    # mamba-ssm is built without its own requirements, see below
+    named = [k for k in ini['DEFAULT'] if k.endswith('requirements') and k != 'mamba_requirements']
     return [r for k in named for r in ini['DEFAULT'][k].split()]
 
 def resolved(direct):

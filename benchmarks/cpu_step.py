@@ -1,27 +1,34 @@
-"""A training step on this CPU, beside a dense Transformer of as many parameters: data/results/cpu_step-<commit>.json.
+"""A training step on this CPU beside a dense Transformer of as many parameters:
+data/results/cpu_step-<commit>.json.
 
     python benchmarks/cpu_step.py [--repeats N] [--only CASE] [--label TEXT] [--dry]
 
 The step is forward, backward, clipping and AdamW, in fp32: ours as the ordinary engine makes it, ternary and
 not; the dense one in plain PyTorch (`nn.Linear`, `F.scaled_dot_product_attention`, SwiGLU) with the loss of
-`F.cross_entropy`. Every subject of a case runs once in each round. For each we keep the seconds that the
-process computed and those that went by: other work on the machine lengthens the latter more, and medians of
-ratios within a round are disturbed by it least. Growth is the step's time with the same tokens in longer rows.
-The breakdown comes from `torch.profiler`: each operator's own time, under the operation that called it.
---dry: tiny shapes, nothing written.
+`F.cross_entropy`. Every subject of a case runs once in each round, under three clocks: `cpu`, seconds that
+the process computed; `main`, seconds that its first thread computed; `wall`, seconds that went by. Threads
+sleep while they wait for each other, so `main` is what the step takes on cores that nobody else uses: what
+cannot be shared, and a thread's part of what can. Ratios are medians over the rounds. Growth is the time of
+as many tokens in longer rows. The parts are measured operator by operator, in seconds of the first thread,
+and belong to the module that called them. --dry: tiny shapes, nothing written.
 """
 import argparse
 import dataclasses
 import datetime
 import json
+import os
 import statistics
+import sys
 import time
 from collections import defaultdict
 
+# Threads that wait for each other sleep: waiting must not count as computing.
+os.environ['OMP_WAIT_POLICY'] = 'PASSIVE'
+os.environ['GOMP_SPINCOUNT'] = '0'
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from elleci.config import preset
 from elleci.core import atomic_write, seed_everything
@@ -76,7 +83,7 @@ def dense_like(cfg, T):
     "The dense model whose FFN is as wide as makes it hold as many parameters as ours, a multiple of 8"
     wanted = n_parameters(Elleci(cfg))
     per_channel = 3*cfg.d_model*cfg.n_layers
-    d_ff = round((wanted - n_parameters(Dense(cfg, T, 0)))/per_channel/8)*8
+    d_ff = 8 + round((wanted - n_parameters(Dense(cfg, T, 8)))/per_channel/8)*8
     return Dense(cfg, T, d_ff)
 
 
@@ -100,7 +107,7 @@ def dense_step(cfg, tokens, labels):
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.)
         optimizer.step()
-        return float(loss)
+        return float(loss.detach())
     return step, n_parameters(model)
 
 
@@ -118,93 +125,95 @@ def subjects(cfg, rows, T):
     }
 
 
-def interleaved(steps, repeats, warmups=2):
-    "{name: {'cpu': seconds of each round, 'wall': the same}} of functions that run in turn"
-    seconds = {name: dict(cpu=[], wall=[]) for name in steps}
+CLOCKS = dict(cpu=time.process_time, main=time.thread_time, wall=time.perf_counter)
+
+
+def interleaved(steps, repeats, warmups=1):
+    "{name: {clock: seconds of each round}} of functions that run in turn"
+    seconds = {name: {clock: [] for clock in CLOCKS} for name in steps}
     for i in range(repeats + warmups):
         for name, step in steps.items():
-            wall, cpu = time.perf_counter(), time.process_time()
+            before = {clock: read() for clock, read in CLOCKS.items()}
             step()
-            cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
             if i < warmups: continue
-            seconds[name]['cpu'].append(round(cpu, 5))
-            seconds[name]['wall'].append(round(wall, 5))
+            for clock, read in CLOCKS.items(): seconds[name][clock].append(round(read() - before[clock], 5))
     return seconds
 
 
 def ratios(seconds, base):
-    "{name: {'cpu': median over the rounds of its time by that of `base`, 'wall': the same}}"
-    def ratio(name, kind):
-        return round(statistics.median(s/t for s, t in zip(seconds[name][kind], seconds[base][kind])), 3)
-    return {name: {kind: ratio(name, kind) for kind in ('cpu', 'wall')} for name in seconds if name != base}
+    "{name: {clock: median over the rounds of its time by that of `base`}}"
+    def ratio(name, clock):
+        return round(statistics.median(s/t for s, t in zip(seconds[name][clock], seconds[base][clock])), 3)
+    return {name: {clock: ratio(name, clock) for clock in CLOCKS} for name in seconds if name != base}
 
 
-# Operations of ours and of PyTorch, and the part of the step that they are.
-PARTS = {
-    '_SSD': 'scan',
-    '_ConvSilu': 'convolution',
-    '_GatedNorm': 'gated norm',
-    '_RMSNorm': 'norms',
-    'aten::rms_norm': 'norms',
-    'FusedRmsNorm': 'norms',
-    '_SiluMul': 'gate of the FFN',
-    'aten::silu': 'gate of the FFN',
-    'Silu': 'gate of the FFN',
-    '_BitLinear': 'rounding',
-    '_LinearCrossEntropy': 'loss',
-    'aten::cross_entropy_loss': 'loss',
-    'NllLoss': 'loss',
-    'LogSoftmax': 'loss',
-    'elleci::document_attention': 'attention',
-    'aten::scaled_dot_product_attention': 'attention',
-    'ScaledDotProduct': 'attention',
-    'Optimizer.step': 'optimizer',
-    'Optimizer.zero_grad': 'optimizer',
-    'aten::linear': 'matmuls',
+# Files whose operators are a part of the step.
+FILES = {
+    'kernels/ssd.py': 'scan',
+    'kernels/conv.py': 'convolution',
+    'kernels/gated_norm.py': 'gated norm',
+    'kernels/linear_cross_entropy.py': 'loss',
+    'kernels/bitnet.py': 'rounding',
+    'kernels/ternary.py': 'rounding',
+    'optim/adamw.py': 'optimizer',
+    'optim/optimizer.py': 'optimizer',
 }
-PRODUCTS = ('aten::mm', 'aten::addmm', 'aten::_int_mm', 'aten::linear')
+# Functions of `kernels/pointwise.py`.
+POINTWISE = dict(rms_norm='norms', silu='gate of the FFN')
+PRODUCTS = ('aten.mm.', 'aten.addmm.', 'aten._int_mm.')
 
 
-def part_of(event):
-    "The part of the step to which an operator's own time belongs"
-    if event.name in PRODUCTS and not under(event, 'Optimizer.step'):
-        return 'loss' if under(event, '_LinearCrossEntropy') else 'matmuls'
-    while event is not None:
-        for name, part in PARTS.items():
-            if event.name.startswith(name): return part
-        event = event.cpu_parent
-    return 'everything else'
+def part_of(operator):
+    "The part of the step that calls an operator, by its name and by the files on the stack"
+    if operator.startswith(PRODUCTS): return 'matrix products'
+    if 'attention' in operator: return 'attention'
+    frame = sys._getframe(2)
+    while frame is not None:
+        file, function = frame.f_code.co_filename, frame.f_code.co_name
+        if file.endswith('kernels/pointwise.py'):
+            for name, part in POINTWISE.items():
+                if name in function: return part
+        for ending, part in FILES.items():
+            if file.endswith(ending): return part
+        frame = frame.f_back
+    return 'loss' if 'softmax' in operator or 'nll' in operator else 'everything else'
 
 
-def under(event, name):
-    "Whether an operator was called by another whose name begins so"
-    while event is not None:
-        if event.name.startswith(name): return True
-        event = event.cpu_parent
-    return False
+class ByPart(TorchDispatchMode):
+    "Seconds of the first thread, and how many operators, by part of the step"
+    def __init__(self):
+        super().__init__()
+        self.seconds, self.operators = defaultdict(float), defaultdict(int)
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        part = part_of(str(operator))
+        began = time.thread_time()
+        out = operator(*args, **(kwargs or {}))
+        self.seconds[part] += time.thread_time() - began
+        self.operators[part] += 1
+        return out
 
 
-def breakdown(step, steps):
-    "{part: seconds of a step}, {part: operators of a step}, {operator: seconds}, of one thread"
-    step()
-    with profile(activities=[ProfilerActivity.CPU]) as p:
-        began = time.perf_counter()
-        for _ in range(steps): step()
-        wall = time.perf_counter() - began
-    seconds, calls, by_name = defaultdict(float), defaultdict(float), defaultdict(float)
-    for event in p.events():
-        part = part_of(event)
-        seconds[part] += event.self_cpu_time_total/1e6/steps
-        calls[part] += event.name.startswith('aten::')/steps
-        by_name[f'{part}: {event.name}'] += event.self_cpu_time_total/1e6/steps
-    # Between operators there is Python, and the profiler.
-    seconds['between operators'] = max(0., wall/steps - sum(seconds.values()))
-    top = sorted(by_name, key=by_name.get, reverse=True)[:40]
-    return dict(
-        seconds={k: round(v, 5) for k, v in seconds.items()},
-        operators={k: round(v) for k, v in calls.items()},
-        slowest={k: round(by_name[k], 5) for k in top},
-    )
+def breakdown(made, steps):
+    "{name: {part: seconds of a step}}, {name: {part: operators of a step}}; subjects take turns"
+    by_part = {name: ByPart() for name in made}
+    whole = {name: [] for name in made}
+    for i in range(steps + 1):
+        for name, (step, _) in made.items():
+            began = time.thread_time()
+            step()
+            whole[name].append(time.thread_time() - began)
+            if not i: continue
+            with by_part[name]: step()
+    found = {}
+    for name, parts in by_part.items():
+        seconds = {part: round(s/steps, 5) for part, s in parts.seconds.items()}
+        # What no operator computes: Python, autograd, and the way to an operator.
+        between = statistics.median(whole[name]) - sum(seconds.values())
+        seconds['between operators'] = round(max(0., between), 5)
+        operators = {part: round(n/steps) for part, n in parts.operators.items()}
+        found[name] = dict(seconds=seconds, operators=operators)
+    return found
 
 
 def beside_dense(cfg, rows, T, threads, repeats):
@@ -230,7 +239,7 @@ def growth(cfg, lengths, tokens, threads, repeats):
             of_pattern = dataclasses.replace(cfg, pattern=pattern, ternary=False)
             step, _ = our_step(of_pattern, batch, batch, torch.zeros_like(batch))
             steps[f'{pattern}, T {T}'] = step
-    seconds = interleaved(steps, repeats, warmups=1)
+    seconds = interleaved(steps, repeats, warmups=0)
     by_pattern = {}
     for pattern in ('MMMA', 'M'):
         own = {name: s for name, s in seconds.items() if name.startswith(pattern + ',')}
@@ -238,28 +247,26 @@ def growth(cfg, lengths, tokens, threads, repeats):
     return dict(d_model=cfg.d_model, tokens=tokens, threads=threads, seconds=seconds, ratios=by_pattern)
 
 
-def parts(cfg, rows, T, steps):
-    "Where the time of a step goes, on one thread"
-    torch.set_num_threads(1)
-    return {name: breakdown(step, steps) for name, (step, _) in subjects(cfg, rows, T).items()}
+def parts(cfg, rows, T, threads, steps):
+    "Where the time of a step goes"
+    torch.set_num_threads(threads)
+    return breakdown(subjects(cfg, rows, T), steps)
 
 
 def cases(dry, repeats):
     "{name: function that measures it}"
     rows, short, long = (1, 64, 128) if dry else (4, 256, 2048)
-    lengths = (64, 128) if dry else (256, 1024, 2048, 4096, 8192)
+    lengths = (64, 128) if dry else (256, 2048, 4096, 8192)
     wide = TINY if dry else WIDE
-    steps = 1 if dry else 5
+    steps = 1 if dry else max(1, repeats//2)
     return {
         'd 256, T 256, 1 thread': lambda: beside_dense(TINY, rows, short, 1, repeats),
         'd 256, T 256, 2 threads': lambda: beside_dense(TINY, rows, short, 2, repeats),
-        'd 768, T 256, 1 thread': lambda: beside_dense(wide, rows, short, 1, max(1, repeats//3)),
         'd 768, T 256, 2 threads': lambda: beside_dense(wide, rows, short, 2, max(1, repeats//3)),
-        'd 256, T 2048, 1 thread': lambda: beside_dense(TINY, 1, long, 1, max(1, repeats//2)),
         'd 256, T 2048, 2 threads': lambda: beside_dense(TINY, 1, long, 2, max(1, repeats//2)),
         'growth': lambda: growth(TINY, lengths, lengths[-1], 1, max(1, repeats//6)),
-        'parts, T 256': lambda: parts(TINY, rows, short, steps),
-        'parts, T 2048': lambda: parts(TINY, 1, long, steps),
+        'parts, T 256, 1 thread': lambda: parts(TINY, rows, short, 1, steps),
+        'parts, T 256, 2 threads': lambda: parts(TINY, rows, short, 2, steps),
     }
 
 
@@ -268,9 +275,8 @@ def show(name, case):
     print(name)
     if 'ratios' in case:
         for subject, s in case['seconds'].items():
-            median = {kind: 1e3*statistics.median(s[kind]) for kind in s}
-            print(f"  {subject:18} {median['cpu']:9.1f} ms of CPU {median['wall']:9.1f} ms",
-                  case['ratios'].get(subject, ''))
+            medians = '  '.join(f'{clock} {1e3*statistics.median(s[clock]):8.1f} ms' for clock in s)
+            print(f'  {subject:18} {medians}', case['ratios'].get(subject, ''))
         return
     for subject, found in case.items():
         in_ms = {part: round(1e3*s, 1) for part, s in sorted(found['seconds'].items(), key=lambda i: -i[1])}

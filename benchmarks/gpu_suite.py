@@ -15,11 +15,13 @@ Parts, each in a process of its own, so that what one breaks is not lost to the 
   block     a Mamba-2 block of recipe A, with kernels and without; its peak against the account's
   fused     convolution, norms, SwiGLU's gate: GB/s, against plain torch
   attention documents in one launch against a mask, T from 1k to 32k: time, peak memory
+  long_rows the eigenstate scan's kernels against float64 and torch; sparse attention against dense, to 32k
   decode    one token for many rows; a token of the whole 1.5B model, with a CUDA graph and without
   bitnet    ternary layers against bf16 ones, with both backward passes; packed weights at batch one
   loss      linear cross-entropy against Liger's (where installed) and torch's: time and peak memory
   account   thirty training configurations, peaks predicted against measured; the allocator's history replayed
-  baselines chatgot-85m at batch 8 under a cap of 4 GiB, GPT-2-sized models under others: peaks against the account
+  baselines chatgot-85m at batch 8 under a cap of 4 GiB, GPT-2-sized models under others: peaks against the
+            account
   step_time the link, launches, and seconds of real steps against those predicted from the rates
   layer_major  recipe A under a cap of 12 GiB, then 6.5 and 3: peaks against the account, seconds, copies,
             growth; the 8-bit Lion; pinned memory
@@ -44,6 +46,7 @@ PARTS = dict(
     block=30,
     fused=25,
     attention=40,
+    long_rows=40,
     decode=40,
     bitnet=60,
     loss=60,
@@ -61,6 +64,7 @@ COMPILED = (
     'ssd',
     'block',
     'fused',
+    'long_rows',
     'decode',
     'bitnet',
     'loss',

@@ -3,7 +3,7 @@ data/results/machine_settings-<commit>.json.
 
     python benchmarks/machine_settings.py [--rounds N] [--steps N] [--dry]
 
-Threads, cores, gc.collect every ten steps, and compiled blocks, on elleci-tiny in fp32. Subjects take turns,
+Threads, cores and gc.collect every ten steps, on elleci-tiny in fp32. Subjects take turns,
 some steps each, for several rounds, so that all of them see the same machine. Reported are medians over the
 rounds of a subject's seconds relative to the plain steps of the same round: wall clock, and processor time.
 --dry: one round, nothing written.
@@ -17,9 +17,9 @@ from elleci.engine.machine_settings import MACHINE_SETTINGS
 from elleci.optim.optimizers import make_optimizer
 from tiny import ROOT, commit, hardware
 
-def make(**changes):
+def make():
     "An engine, and its micro-batches"
-    config = preset('elleci-tiny', precision='fp32', **changes)
+    config = preset('elleci-tiny', precision='fp32', batch_size=2, grad_accum_steps=1, seq_len=128)
     train = config.train
     seed_everything(0)
     model = make_model(config.model, train)
@@ -41,26 +41,19 @@ def seconds(engine, batches, steps, setting=None):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument('--rounds', type=int, default=7)
+    p.add_argument('--rounds', type=int, default=5)
     p.add_argument('--steps', type=int, default=10)
     p.add_argument('--dry', action='store_true')
     a = p.parse_args()
     if a.dry: a.rounds, a.steps = 1, 1
     engine, batches = make()
-    names = ['plain', 'plain again', 'pinned', 'gc_collect_10', 'compile default']
+    names = ['plain', 'plain again', 'pinned', 'gc_collect_10']
     if torch.get_num_threads() > 1: names.append('one_core_left')
-    compiled, _ = make(compile='default') if not a.dry else (None, None)
-    compile_cpu = 0.
-    if compiled:
-        began = time.process_time()
-        compiled.step(batches)
-        compile_cpu = time.process_time() - began
-    found = {name: [] for name in names if name != 'compile default' or compiled}
+    found = {name: [] for name in names}
     seconds(engine, batches, 1)
     for _ in range(a.rounds):
         for name in found:
-            which = compiled if name == 'compile default' else engine
-            found[name].append(seconds(which, batches, a.steps, MACHINE_SETTINGS.get(name)))
+            found[name].append(seconds(engine, batches, a.steps, MACHINE_SETTINGS.get(name)))
     plain = found['plain']
     ratios = {
         name: {
@@ -82,8 +75,6 @@ def main():
         steps=a.steps,
         step_seconds=statistics.median(wall for wall, _ in plain),
         step_cpu_seconds=statistics.median(cpu for _, cpu in plain),
-        compile_cpu_seconds=compile_cpu,
-        fell_back=compiled.compiled_blocks.failure if compiled else '',
         gc_collect_cpu_seconds=time.process_time() - began,
         objects=len(gc.get_objects()),
         relative_to_plain=ratios,

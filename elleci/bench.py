@@ -5,15 +5,15 @@
 # %% auto #0
 __all__ = ['PLAIN', 'TOY', 'STEPS', 'HOOKS', 'STARTUP_STEPS', 'MAX_SECONDS', 'BASELINE', 'Switch', 'apply_switch',
            'make_baseline', 'Hook', 'UnevenMicroBatches', 'AutoLearningRate', 'PlainLoss', 'PlainKernels',
-           'CollectOften', 'TensorFloat32', 'CudnnBenchmark', 'OneCore', 'StepTimes', 'weights_digest',
-           'weight_difference', 'signs_of_not_fitting', 'measure', 'prepare_text', 'measuring_process',
-           'run_in_process', 'code_digest', 'Bench', 'open_folder', 'schedule', 'read_measurements',
-           'describe_measurement', 'run_bench']
+           'MachineHook', 'StepTimes', 'weights_digest', 'weight_difference', 'signs_of_not_fitting', 'measure',
+           'prepare_text', 'measuring_process', 'run_in_process', 'code_digest', 'Bench', 'open_folder', 'schedule',
+           'read_measurements', 'describe_measurement', 'run_bench']
 
 # %% ../nbs/80_bench.ipynb #3bcf55ad
-import contextlib, gc, hashlib, importlib.util, json, os, signal, statistics, subprocess, sys, threading, time
+import contextlib, hashlib, importlib.util, json, os, signal, statistics, subprocess, sys, threading, time
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 import torch
 from .core import UserError, atomic_write, available_memory, fmt_bytes, is_out_of_memory, pick_device
@@ -24,6 +24,7 @@ from .data.loader import make_loader, open_data
 from .data.plan import learn_tokenizer
 from .data.tokenizer import load_tokenizer, save_tokenizer
 from .engine.layer_major import make_engine, make_model
+from .engine.machine_settings import MACHINE_SETTINGS
 from .memory.measure import spill_signs
 from .memory.spill import SharedMemoryCounter
 from .optim.optimizers import make_optimizer
@@ -134,7 +135,8 @@ class UnevenMicroBatches(Hook):
     def predicted(self, config):
         rows = config.train.batch_size*config.train.grad_accum_steps
         group = min(self.group(rows), rows)
-        return replace(config, train=replace(config.train, batch_size=group, grad_accum_steps=-(-rows//group)))
+        num_groups = -(-rows//group)
+        return replace(config, train=replace(config.train, batch_size=group, grad_accum_steps=num_groups))
 
 # %% ../nbs/80_bench.ipynb #061ac21b
 class AutoLearningRate(Hook):
@@ -173,32 +175,11 @@ def _replaced(owner, name, value):
     finally: setattr(owner, name, before)
 
 # %% ../nbs/80_bench.ipynb #44558c56
-class CollectOften(Hook):
-    "`gc.collect()` every ten steps, and what the allocator caches goes back to the driver"
-    def after_step(self, step):
-        if step % 10: return
-        gc.collect()
-        if torch.cuda.is_available(): torch.cuda.empty_cache()
-
-
-class TensorFloat32(Hook):
-    "Matmuls of fp32 numbers in TF32"
-    def patch(self, stack):
-        stack.enter_context(_replaced(torch.backends.cuda.matmul, 'allow_tf32', True))
-        stack.enter_context(_replaced(torch.backends.cudnn, 'allow_tf32', True))
-
-
-class CudnnBenchmark(Hook):
-    "cuDNN tries its algorithms for each new shape"
-    def patch(self, stack): stack.enter_context(_replaced(torch.backends.cudnn, 'benchmark', True))
-
-
-class OneCore(Hook):
-    "The process stays on the cores that it has threads for, the first ones"
-    def patch(self, stack):
-        before = os.sched_getaffinity(0)
-        stack.callback(os.sched_setaffinity, 0, before)
-        os.sched_setaffinity(0, sorted(before)[:torch.get_num_threads()])
+class MachineHook(Hook):
+    "A setting of the machine, see `79_machine_settings`"
+    def __init__(self, setting): self.setting = setting
+    def patch(self, stack): self.finished_step = stack.enter_context(self.setting.active())
+    def after_step(self, step): self.finished_step(step)
 
 
 HOOKS = {
@@ -206,11 +187,7 @@ HOOKS = {
     'range test': AutoLearningRate,
     'plain loss': PlainLoss,
     'plain kernels': PlainKernels,
-    'collect often': CollectOften,
-    'tf32': TensorFloat32,
-    'cudnn benchmark': CudnnBenchmark,
-    'few cores': OneCore,
-}
+} | {name: partial(MachineHook, setting) for name, setting in MACHINE_SETTINGS.items()}
 
 # %% ../nbs/80_bench.ipynb #94566a6b
 STARTUP_STEPS = 2
@@ -317,7 +294,7 @@ def _limit_memory(
     "Let the allocator give no more than `vram`"
     if device.type != 'cuda': return vram
     total = torch.cuda.get_device_properties(device).total_memory
-    if vram and vram < total: torch.cuda.set_per_process_memory_fraction(vram/total, device)
+    if vram and vram < total: torch.cuda.set_per_process_memory_fraction(vram/total, device.index)
     return min(vram or total, total)
 
 
@@ -555,8 +532,8 @@ def open_folder(
         if before.get(name) != value:
             was = '' if name == 'config' else f' ({before.get(name)}, and now {value})'
             raise UserError(
-                f'{folder} was begun with another {name}{was}: give a new folder as --out, or remove this one '
-                'to measure everything again.'
+                f'{folder} was begun with another {name}{was}: give a new folder as --out, or remove '
+                'this one to measure everything again.'
             )
     return folder
 
@@ -638,7 +615,8 @@ def run_bench(
             compiled = dict(TORCHINDUCTOR_CACHE_DIR=str(folder.absolute()/'compiled'/switch.name))
             run(_request(bench, folder, switch, repeat, references), compiled | switch.env)
             found = json.loads(path.read_text(encoding='utf-8'))
-            print(f'[{n}/{total}] {switch.name}, repeat {repeat + 1}: {describe_measurement(found)}', flush=True)
+            what = f'[{n}/{total}] {switch.name}, repeat {repeat + 1}'
+            print(f'{what}: {describe_measurement(found)}', flush=True)
     except KeyboardInterrupt:
         kept = len(list((folder/'measurements').glob('*.json')))
         raise KeyboardInterrupt(

@@ -213,7 +213,7 @@ def _check_dense(
     )
     _check(
         not (c.bias and c.ternary),
-        'bias and ternary are both true: ternary layers have no bias, set ternary = false or leave bias out.',
+        'bias and ternary are both true: ternary layers have no bias, give ternary = false or leave bias out.',
     )
     _check(0 <= c.dropout < 1, f'dropout is {c.dropout}: give a rate of 0 or more and below 1.')
     if 'T' not in c.mixers: return
@@ -227,7 +227,7 @@ def _check_dense(
     )
     _check(
         c.positions == 'learned' or c.attn_head_dim % 2 == 0,
-        f'd_model/n_attn_heads is {c.attn_head_dim}: RoPE turns pairs, choose them so that it is even.',
+        f'd_model/n_attn_heads is {c.attn_head_dim}: RoPE turns pairs, give widths that make it even.',
     )
 
 # %% ../nbs/02_config.ipynb #65cad7da
@@ -286,7 +286,7 @@ CHECKPOINTING = {
     'offload': "each block's input, in host memory",
 }
 
-# %% ../nbs/02_config.ipynb #950a7425
+# %% ../nbs/02_config.ipynb #60912950
 @dataclass(frozen=True)
 class TrainConfig:
     "What is chosen about a training run; sizes and rates are recipe A's, what changes during the run is off"
@@ -296,9 +296,9 @@ class TrainConfig:
     seq_len:int = 1024          # T, tokens in a row
     batch_size:int = 4          # B, rows in a micro-batch
     grad_accum_steps:int = 16   # M, micro-batches in an optimizer step
-    # 'lion', 'adamw', or 'lion8': momentum in 8 bits, weights rounded stochastically. Of bitsandbytes 'lion8-bnb',
-    # 'adamw8-bnb' and 'paged-adamw8-bnb', whose states may leave a full card. 'galore' and 'muon' treat the
-    # blocks' matrices as matrices.
+    # 'lion', 'adamw', or 'lion8': momentum in 8 bits, weights rounded stochastically. Of bitsandbytes
+    # 'lion8-bnb', 'adamw8-bnb' and 'paged-adamw8-bnb', whose states may leave a full card. 'galore' and
+    # 'muon' treat the blocks' matrices as such.
     optimizer:str = 'lion'
     galore_rank:int = 128       # of the subspace in which 'galore' keeps a matrix's moments
     lr:float = 3e-5             # of the stable phase
@@ -412,7 +412,7 @@ def _check_compile(
     )
     _check(
         t.compile != 'reduce-overhead' or t.engine != 'layer-major',
-        "compile is 'reduce-overhead': its CUDA graphs write each result where the one before it lay, and the "
+        "compile is 'reduce-overhead': its CUDA graphs write each result over the one before, and the "
         "layer-major engine keeps the results of all micro-batches; set compile to 'default'.",
     )
 

@@ -254,6 +254,22 @@ def _check_prompts(
         _check_length(len(ids), max_tokens)
 
 # %% ../nbs/75_generate.ipynb #b713636c
+def _fitting_tokens(
+    model,
+    length:int,     # tokens of the longest prompt
+    max_tokens:int, # that are to follow
+)->int: # as many, or those that the model has positions for
+    "A text ends where learned positions do; `UserError` where that is in the prompt"
+    if model.cfg.positions != 'learned': return max_tokens
+    room = model.cfg.max_positions - length
+    if room < 1:
+        raise UserError(
+            f'The prompt has {length:,} tokens, and the model has learned positions for '
+            f'{model.cfg.max_positions:,}: give a shorter one.'
+        )
+    return min(max_tokens, room)
+
+
 def _new_cache(
     model,
     prompts:list, # ids of each row
@@ -279,6 +295,7 @@ def token_steps(
 ): # yields for each step a dict, row: token id
     "Read prompts, and continue them: the loop behind everything below"
     length = max(map(len, prompts))
+    max_tokens = _fitting_tokens(model, length, max_tokens)
     rows = [_Row(ids, len(model.embedding.weight), sampling, suppressed) for ids in prompts]
     with _oom_as_user_error(length + max_tokens), cache_ternary_weights(model):
         if cache is None: cache = _new_cache(model, prompts, max_tokens)

@@ -1,5 +1,5 @@
-"""What the account predicts, against the card: thirty configurations of our own step, each two steps from
-nothing; the allocator's own history replayed.
+"""What the account predicts, against the card: thirty configurations of our own step, and its other optimizers,
+each two steps from nothing; the allocator's own history replayed.
 """
 import functools, gc, gzip, itertools, json, tempfile
 from dataclasses import replace
@@ -19,9 +19,11 @@ BASE = ModelConfig(vocab_size=32_128, d_model=1024, n_layers=8, d_ff=2816, n_att
 TRAIN = TrainConfig(seq_len=1024, batch_size=2, grad_accum_steps=1, optimizer='adamw')
 LIMITS = dict(allocated=.005, reserved=.01)
 OPTIMIZERS = ('lion', 'adamw') if optional('lion_pytorch') else ('adamw',)
+# Paged states are not torch's, so its allocator's history has none of them.
+MORE_OPTIMIZERS = ('lion8', 'galore', 'muon') + ('lion8-bnb', 'adamw8-bnb')*bool(optional('bitsandbytes'))
 
 def configurations():
-    "Thirty of them: mixers, precision, policy, accumulation, optimizer, sizes"
+    "Thirty of them: mixers, precision, policy, accumulation, optimizer, sizes; and the other optimizers"
     ways = itertools.product(('MMMA', 'M', 'A'), ('bf16', 'fp32'), ('none', 'block'), (1, 2))
     found = [
         (
@@ -47,7 +49,7 @@ def configurations():
     return found + [
         (replace(BASE, n_layers=4 + i), replace(TRAIN, optimizer=OPTIMIZERS[i % len(OPTIMIZERS)], **s))
         for i, s in enumerate(shapes)
-    ]
+    ] + [(BASE, replace(TRAIN, optimizer=name)) for name in MORE_OPTIMIZERS]
 
 def train_steps(model_cfg, train, steps=2):
     "Our step on the GPU, from nothing"

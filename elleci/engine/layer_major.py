@@ -409,7 +409,7 @@ def make_model(
         model.reset_parameters()
     return model
 
-# %% ../../nbs/61_layer_major.ipynb #2b6f6a76
+# %% ../../nbs/61_layer_major.ipynb #16f1ea82
 def make_engine(
     model:nn.Module, # an `Elleci`
     optimizer:torch.optim.Optimizer,
@@ -424,7 +424,7 @@ def make_engine(
         if isinstance(m, BitLinear):
             m.int8_backward = train.int8_backward
     model.loss_workspace_bytes = train.loss_workspace_mib*MiB
-    choose_kernels(model, train)
+    choose_kernels(model, train.attention_backend, train.scan_backend)
     if train.engine == 'grad_accum':
         engine = GradAccumStep(
             model, optimizer, train.max_grad_norm, train.clip_by, train.precision, train.seed, global_step

@@ -34,7 +34,7 @@ class MappedFile:
         "Let the file have `size` bytes of the disk; `UserError` where there are not as many"
         if size <= self.size: return
         try:
-            if self.file is None: self.file = tempfile.TemporaryFile(dir=self.folder, prefix='optimizer-states-')
+            if self.file is None: self.file = tempfile.TemporaryFile(dir=self.folder)
             # Where the system knows no reservation (Windows), the file is only made longer.
             if hasattr(os, 'posix_fallocate'): os.posix_fallocate(self.file.fileno(), 0, size)
             else: self.file.truncate(size)

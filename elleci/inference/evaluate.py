@@ -130,6 +130,7 @@ def _score_recall(model, tok, limit, seed):
     pool = text_tokens(tok)
     sizes = [pairs for pairs in RECALL_PAIRS if pairs <= len(pool)//2]
     rows = {pairs: _make_rows(recall_row, pool, pairs, limit, seed) for pairs in sizes}
+    sizes = [pairs for pairs in sizes if _reads(model, rows[pairs])]
     return [score_task(f'{pairs} pairs', model, rows[pairs], recall_chance(pairs)) for pairs in sizes]
 
 

@@ -9,26 +9,39 @@ __all__ = ['conv_silu_forward_kernel', 'conv_silu_backward_kernel', 'conv_silu_f
 # %% ../../nbs/17_conv.ipynb #37965265
 import functools
 from typing import Optional
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from ..core import compute_dtype, full_precision
+from ..core import compute_dtype, effective_device_type, full_precision
 from ..documents import document_ids
 from .pointwise import calls_twin_directly, tensor_error
 from .triton_compat import cdiv, jit, next_power_of_2, pick_backend, tl
 from ..annotate import declare_temporaries
 
 # %% ../../nbs/17_conv.ipynb #cc5aeec1
+def _change_nothing(): pass
+
 def _mask_other_documents(
-    x:Tensor,     # (B, T, C)
+    x:Tensor,     # (B, T, C) that belongs to the caller
     doc_ids,      # (B, T) int32 numbers of documents, or None
     distance:int, # how many tokens before
-)->Tensor: # (B, T, C)
+)->tuple: # (B, T, C), `x` itself where that is possible; a function to call when it has been used
     "`x` where the token `distance` before is in the same document (or in the window of the first), else 0"
-    if doc_ids is None or distance == 0: return x
-    same = F.pad(doc_ids, (distance, 0))[:, :doc_ids.shape[1]] == doc_ids
-    return x.where(same[..., None], 0)
+    if doc_ids is None or distance == 0: return x, _change_nothing
+    if type(x) is not Tensor or effective_device_type(x) != 'cpu' or torch.compiler.is_compiling():
+        same = F.pad(doc_ids, (distance, 0))[:, :doc_ids.shape[1]] == doc_ids
+        return x.where(same[..., None], 0), _change_nothing
+    if x.is_meta or not doc_ids[:, -1].any(): return x, _change_nothing
+    # In NumPy, whose few numbers are in no account: how many there are is known to no dry run.
+    values, ids = x.numpy(), doc_ids.numpy()
+    before = np.zeros_like(ids)
+    before[:, distance:] = ids[:, :-distance]
+    others = np.nonzero(before != ids)
+    kept = values[others]
+    values[others] = 0
+    return x, functools.partial(values.__setitem__, others, kept)
 
 # %% ../../nbs/17_conv.ipynb #22823b78
 def _conv_torch(u, weight, bias, doc_ids, window):
@@ -37,8 +50,11 @@ def _conv_torch(u, weight, bias, doc_ids, window):
     if window is None: window = u.new_zeros(b, K - 1, C)
     padded = torch.cat([window, u], 1).to(dtype)
     w = weight.to(dtype).t().contiguous()
-    v = torch.addcmul(bias.to(dtype), _mask_other_documents(padded[:, :T], doc_ids, K - 1), w[0])
-    for k in range(1, K): v.addcmul_(_mask_other_documents(padded[:, k:k + T], doc_ids, K - 1 - k), w[k])
+    v = bias.to(dtype)
+    for k in range(K):
+        tap, restore = _mask_other_documents(padded[:, k:k + T], doc_ids, K - 1 - k)
+        v = v.addcmul_(tap, w[k]) if k else torch.addcmul(v, tap, w[k])
+        restore()
     return v, padded, w
 
 # %% ../../nbs/17_conv.ipynb #392cf931
@@ -48,10 +64,12 @@ def _conv_silu_backward_torch(g, u, weight, bias, doc_ids, window):
     T, K = u.shape[1], len(w)
     dv = torch.ops.aten.silu_backward(g.to(v.dtype), v)
     d_padded, dw = torch.zeros_like(padded), torch.empty_like(w)
+    product = v
     for k in range(K):
-        d = _mask_other_documents(dv, doc_ids, K - 1 - k)
+        d, restore = _mask_other_documents(dv, doc_ids, K - 1 - k)
         d_padded[:, k:k + T].addcmul_(d, w[k])
-        dw[k] = (d*padded[:, k:k + T]).sum((0, 1))
+        dw[k] = torch.mul(d, padded[:, k:k + T], out=product).sum((0, 1))
+        restore()
     return d_padded.to(u.dtype), dw.t().to(weight.dtype), dv.sum((0, 1)).to(bias.dtype)
 
 # %% ../../nbs/17_conv.ipynb #08e5daa2

@@ -17,36 +17,31 @@ from elleci.kernels.pointwise import (
     as_rows,
     calls_twin_directly,
     row_tile,
-    silu_gate_grad,
     tensor_error,
 )
 from .triton_compat import cdiv, jit, next_power_of_2, pick_backend, tl
 from ..annotate import declare_temporaries
 
 # %% ../../nbs/18_gated_norm.ipynb #772f2540
-def _gated_input(y, z, groups):
-    "silu(z) (R, D) and h = y·silu(z) by group (R, G, d), both in the dtype of statistics"
-    silu_z = F.silu(z.to(compute_dtype(y)))
-    return silu_z, (silu_z*y).unflatten(-1, (groups, -1))
-
-# %% ../../nbs/18_gated_norm.ipynb #84442daa
 def _gated_norm_torch(y, z, weight, groups, eps):
     "Output (R, D) and r (R, G), from rows y and z (R, D)"
-    _, h = _gated_input(y, z, groups)
+    h = F.silu(z.to(compute_dtype(y))).mul_(y).unflatten(-1, (groups, -1))
     r = torch.rsqrt(torch.linalg.vector_norm(h, dim=-1).square_().div_(h.shape[-1]).add_(eps))
     return h.mul_(r[..., None]).flatten(-2).mul_(weight).to(y.dtype), r
 
-# %% ../../nbs/18_gated_norm.ipynb #636d6fc4
+# %% ../../nbs/18_gated_norm.ipynb #84442daa
 def _gated_norm_backward_torch(g, y, z, weight, r):
     "Gradients of y and z (R, D) and of the weight (D,)"
-    silu_z, h = _gated_input(y, z, r.shape[1])
-    n, g = h.mul_(r[..., None]), g.to(silu_z.dtype)
-    dw = (g*n.flatten(-2)).sum(0)
-    a = (g*weight).unflatten(-1, n.shape[1:])
-    mean = (a*n).mean(-1, keepdim=True)
-    dh = a.sub_(n.mul_(mean)).mul_(r[..., None]).flatten(-2)
-    dy = (dh*silu_z).to(y.dtype)
-    dz = silu_gate_grad(dh, y, z.to(silu_z.dtype)).to(z.dtype)
+    z_, r = z.to(compute_dtype(y)), r[..., None]
+    silu_z, g = F.silu(z_), g.to(z_.dtype)
+    n = (silu_z*y).view(len(y), r.shape[1], -1).mul_(r)
+    product = g.view(n.shape)*n
+    dw = product.flatten(-2).sum(0)
+    a = (g*weight).view(n.shape)
+    mean = torch.mul(a, n, out=product).mean(-1, keepdim=True)
+    dh = a.sub_(n.mul_(mean)).mul_(r).flatten(-2)
+    dy = silu_z.mul_(dh).to(y.dtype)
+    dz = torch.ops.aten.silu_backward(dh.mul_(y), z_).to(z.dtype)
     return dy, dz, dw.to(weight.dtype)
 
 # %% ../../nbs/18_gated_norm.ipynb #18bcc81d

@@ -41,8 +41,9 @@ def rms_norm_backward_torch(
 )->tuple: # gradients of x (R, D) and of the weight (D,), in their dtypes
     "Torch twin of `rms_norm_backward`"
     n, g = x.to(r.dtype)*r, g.to(r.dtype)
-    dw, h = (g*n).sum(0), g*weight
-    mean = (h*n).mean(-1, keepdim=True)
+    product = g*n
+    dw, h = product.sum(0), g*weight
+    mean = torch.mul(h, n, out=product).mean(-1, keepdim=True)
     return h.sub_(n.mul_(mean)).mul_(r).to(x.dtype), dw.to(weight.dtype)
 
 # %% ../../nbs/15_pointwise.ipynb #d6634c78
@@ -51,7 +52,9 @@ def silu_gate(
     gate:Tensor, # of the same shape
 )->Tensor: # x·silu(gate), in the wider of the two dtypes
     "What `gate` lets through of `x`; the torch twin of the kernels' gates"
-    return F.silu(gate)*x
+    if x.dtype != gate.dtype or torch.is_grad_enabled(): return F.silu(gate)*x
+    # Without a graph the SiLU's own memory will do.
+    return F.silu(gate).mul_(x)
 
 # %% ../../nbs/15_pointwise.ipynb #13f07019
 def silu_gate_grad(
@@ -72,10 +75,14 @@ def _silu_mul_torch(gate_up):
 def _silu_mul_backward_torch(g, gate_up):
     "Gradient of gate and up side by side (R, 2F)"
     gate, up = gate_up.chunk(2, -1)
+    # A compiled graph takes no strided `out`.
+    if torch.compiler.is_compiling(): return torch.cat([silu_gate_grad(g, up, gate), silu_gate(g, gate)], -1)
     d = torch.empty_like(gate_up, memory_format=torch.contiguous_format)
     d_gate, d_up = d.chunk(2, -1)
-    d_gate.copy_(silu_gate_grad(g, up, gate))
-    d_up.copy_(silu_gate(g, gate))
+    # Both halves are computed where they belong: a copy would cost as much as either.
+    torch.mul(g, up, out=d_up)
+    torch.ops.aten.silu_backward.grad_input(d_up, gate, grad_input=d_gate)
+    torch.ops.aten.silu.out(gate, out=d_up).mul_(g)
     return d
 
 # %% ../../nbs/15_pointwise.ipynb #ea99211c

@@ -923,8 +923,8 @@ class _SSD(torch.autograd.Function):
         with full_precision(x):
             arguments = x, dt, A, B, C, D, initial_state, doc_ids, chunk_size, save
             # To a compiler the scan is one operator: unrolled, its loops would be thousands.
-            as_operator = torch.compiler.is_compiling()
-            y, final, states = ssd_forward(*arguments, backend) if as_operator else _FORWARD[backend](*arguments)
+            if torch.compiler.is_compiling(): y, final, states = ssd_forward(*arguments, backend)
+            else: y, final, states = _FORWARD[backend](*arguments)
         # Only the gradient of the gate needs the initial state, to compute the ungated output again.
         saved_initial_state = None if z is None else initial_state
         ctx.save_for_backward(x, dt, A, B, C, D, z, doc_ids, states, saved_initial_state)

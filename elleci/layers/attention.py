@@ -74,13 +74,13 @@ def check_attention_backend(
         raise UserError(f"attention_backend is {backend!r}: use {', '.join(map(repr, ATTENTION_BACKENDS))}.")
     on_gpu = effective_device_type(q) == 'cuda'
     if backend in ('efficient', 'cudnn') and not on_gpu:
-        raise UserError(f"attention_backend is {backend!r}, a kernel for GPUs: use 'auto', 'flash' or 'math'.")
+        raise UserError(f"attention_backend is {backend!r}, for GPUs alone: use 'auto', 'flash' or 'math'.")
     dtype, P = linear_dtype(q), q.shape[-1]
     half_only = on_gpu and backend in ('flash', 'cudnn')
     if half_only and (dtype not in (torch.float16, torch.bfloat16) or P > 256):
         raise UserError(
-            f"attention_backend is {backend!r}, which takes bf16 or fp16 and heads up to 256 wide, not {dtype} "
-            f"and {P}: set precision to 'bf16', or attention_backend to 'auto'."
+            f"attention_backend is {backend!r}, which takes bf16 or fp16 and heads up to 256 wide, "
+            f"and not {dtype} and {P}: set precision to 'bf16', or attention_backend to 'auto'."
         )
 
 # %% ../../nbs/30_attention.ipynb #e20d3a1a

@@ -24,7 +24,7 @@ PAGED_SIZE = 10**5   # numbers: bitsandbytes pages no smaller state
 
 # %% ../../nbs/60_8bit_optimizers.ipynb #0ee9f895
 class _ForOurRuns:
-    "Mixed into a bitsandbytes optimizer: its tables are its own, its states can be saved, moved and rehearsed"
+    "Mixed into an optimizer of bitsandbytes: its states can be saved, moved and rehearsed"
     def __init__(self, params, **settings):
         super().__init__(params, **settings)
         # The second table is that of a second moment.
@@ -72,7 +72,7 @@ class _ForOurRuns:
 # %% ../../nbs/60_8bit_optimizers.ipynb #8941bc5e
 @contextlib.contextmanager
 def _quiet_import():
-    "bitsandbytes logs, as it is imported, that kernels for 4-bit inference are missing, which nobody asked for"
+    "bitsandbytes logs at its import that it has no kernels for 4-bit inference, which we do not use"
     logger = logging.getLogger('bitsandbytes')
     before = logger.level
     logger.setLevel(logging.ERROR)

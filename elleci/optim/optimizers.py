@@ -19,7 +19,7 @@ from .matrices import GaLore, Muon
 def _layer_index(name, last):
     "The layer of a parameter: 0 for the embedding, 1 for the first block …, `last` for the norm and the head"
     first, *rest = name.split('.')
-    if first == 'embedding':
+    if first in ('embedding', 'positions'):
         return 0
     return int(rest[0]) + 1 if first == 'blocks' else last
 

@@ -12,7 +12,8 @@ import functools, math
 from dataclasses import dataclass, replace
 from ..core import MiB, UserError, capability_problem, fmt_bytes, fmt_count
 from ..config import Config, ModelConfig, TrainConfig
-from ..memory.ledger import CARD_SPECS, Card, parameter_shapes, state_sizes, tensor_state_sizes, weight_sizes
+from ..memory.ledger import CARD_SPECS, Card, parameter_shapes, state_sizes
+from ..memory.ledger import tensor_state_sizes, weight_sizes
 from .step_time import MACHINES, TERMS, Machine, measured_machine, product_seconds
 from .step_time import step_flops, step_time
 

@@ -6,7 +6,7 @@
 __all__ = ['MACHINES', 'OTHER_CHIPS', 'GALORE_REFRESH', 'TERMS', 'Machine', 'find_machine', 'find_card', 'measured_machine',
            'step_flops', 'Traffic', 'traffic', 'step_bytes', 'update_flops', 'product_seconds', 'step_time']
 
-# %% ../../nbs/63_step_time.ipynb #2b63e921
+# %% ../../nbs/63_step_time.ipynb #4ff0709c
 import functools, math, re, time
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils._python_dispatch import TorchDispatchMode
+from ..annotate import SPARSE_BLOCK, n_kept_blocks
 from ..core import MiB, UserError
 from ..config import ModelConfig, TrainConfig
-from ..kernels.lion8 import BLOCK
 from ..kernels.linear_cross_entropy import loss_bytes_moved
 from ..kernels.ssd import ssd_cost
 from ..memory.emulate import emulate
@@ -27,6 +27,7 @@ from ..memory.measure import bandwidth
 from ..layers.ffn import cache_ternary_weights
 from ..model import Block, Elleci, token_loss, with_tokens
 from ..engine.accumulate import autocast
+from ..engine.compile import choose_kernels
 
 # %% ../../nbs/63_step_time.ipynb #8db9242d
 @dataclass(frozen=True)
@@ -200,6 +201,24 @@ def _linears(
     return blocks
 
 # %% ../../nbs/63_step_time.ipynb #b5986a17
+def _sparse_attention_flops(
+    model:ModelConfig,
+    mixer:str, # 'A' or 'T'
+    B:int,     # rows
+    T:int,     # tokens in a row
+)->tuple: # operations forward, operations backward
+    "Products of each block of queries with the blocks that it keeps, and those of the choice"
+    key, value = model.qk_nope_head_dim + model.qk_rope_head_dim, model.v_head_dim
+    if mixer == 'T': key = value = model.attn_head_dim
+    blocks = range(-(-T//SPARSE_BLOCK))
+    pairs = 0
+    for i in blocks:
+        rows = min(SPARSE_BLOCK, T - i*SPARSE_BLOCK)
+        pairs += rows*((n_kept_blocks(model.attention_density, i + 1) - 1)*SPARSE_BLOCK + rows)
+    heads = 2*B*model.n_attn_heads
+    return heads*(pairs*(key + value) + sum(blocks)*key), heads*pairs*(3*key + 2*value)
+
+
 def _mixer_flops(
     model:ModelConfig,
     mixer:str, # 'M', 'A', 'E' or 'T'
@@ -207,6 +226,8 @@ def _mixer_flops(
     T:int,     # tokens in a row
 )->tuple: # part, operations forward, operations backward
     "What a mixer computes besides its linear layers, for one micro-batch"
+    if mixer in 'AT' and model.attention_density < 1:
+        return 'attention', *_sparse_attention_flops(model, mixer, B, T)
     if mixer in 'AT':
         mla_width = max(model.qk_nope_head_dim + model.qk_rope_head_dim, model.v_head_dim)
         width = model.attn_head_dim if mixer == 'T' else mla_width
@@ -218,9 +239,9 @@ def _mixer_flops(
         _, forward = cost['forward'][:2]
         _, both = cost['forward + backward'][:2]
         return 'scan', forward, both - forward
-    one_window = 8*B*T*model.n_eigenstates
-    windows = math.ceil(math.log2(min(model.chunk_size, T))) + 1
-    return 'scan', one_window*windows, one_window*(windows + 1)
+    # Two walks each way, whose λ has two parts; backward a sum as well, see `22_eigenstate_triton`.
+    one_walk = 16*B*T*model.n_eigenstates
+    return 'scan', 2*one_walk, 2*one_walk + 8*B*T*model.n_eigenstates
 
 # %% ../../nbs/63_step_time.ipynb #c6d33204
 def _recompute_flops(
@@ -232,7 +253,9 @@ def _recompute_flops(
     "What is computed a second time"
     part, forward, _ = _mixer_flops(model, mixer, train.batch_size, train.seq_len)
     if train.engine == 'grad_accum' and train.checkpointing == 'none': return {}
-    if train.checkpointing == 'selective': return {part: forward} if mixer == 'E' else {}
+    if train.checkpointing == 'selective':
+        again = mixer == 'E' or mixer in 'AT' and model.attention_density < 1
+        return {part: forward} if again else {}
     # What a router decides, or dropout, is multiplied with the result of the last product.
     uses_last = model.ternary or model.router != 'none' or model.dropout > 0
     stops_early = train.engine == 'grad_accum' and not uses_last
@@ -253,6 +276,8 @@ class _StepShape(NamedTuple):
     grad_accum_steps:int
     loss_workspace_mib:int
     galore_rank:int
+    attention_backend:str
+    scan_backend:str
 
 def _step_shape(train): return _StepShape(*(getattr(train, name) for name in _StepShape._fields))
 
@@ -289,7 +314,7 @@ def step_flops(
     "What an optimizer step multiplies and adds, over all its micro-batches"
     return _step_flops(model, _step_shape(train))
 
-# %% ../../nbs/63_step_time.ipynb #d21ce8cb
+# %% ../../nbs/63_step_time.ipynb #cb041a04
 # bound by arithmetic
 MATMUL_OPS = (
     'aten::mm',
@@ -305,6 +330,8 @@ MATMUL_OPS = (
 NO_KERNEL_OPS = ('aten::empty', 'aten::new_empty')
 # what is written is not read before
 WRITE_ONLY_OPS = ('aten::copy_', 'aten::fill_', 'aten::zero_')
+# kernels that walk their first argument twice
+READ_TWICE_OPS = ('elleci::eigenstate_forward', 'elleci::eigenstate_backward')
 
 def _unique_tensors(tree):
     "The tensors in a tree of arguments, each once"
@@ -314,11 +341,13 @@ def _bytes(tensors):
     "What reading or writing them moves; an expanded tensor is read once"
     return sum(min(t.nbytes, t.untyped_storage().nbytes()) for t in tensors)
 
-def _written_args(func, args):
-    "The arguments that an operator's schema says it writes"
-    return [a for a, s in zip(args, func._schema.arguments) if s.alias_info and s.alias_info.is_write]
+def _written_args(func, args, kwargs):
+    "The arguments that an operator's schema says it writes, one that is given as `out` among them"
+    written = [s.alias_info is not None and s.alias_info.is_write for s in func._schema.arguments]
+    named = [kwargs.get(s.name) for s in func._schema.arguments[len(args):]]
+    return [a for a, is_written in zip([*args, *named], written) if is_written]
 
-# %% ../../nbs/63_step_time.ipynb #7b8289d3
+# %% ../../nbs/63_step_time.ipynb #88d1863e
 class Traffic(TorchDispatchMode):
     "Counts what the operators within it read and write, products excepted, and how many are launched"
     def __init__(self):
@@ -330,25 +359,27 @@ class Traffic(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         name = func._schema.name
         read = _unique_tensors((args, kwargs))
-        written = _unique_tensors(_written_args(func, args))
+        written = _unique_tensors(_written_args(func, args, kwargs or {}))
         storages_read = {t.untyped_storage()._cdata for t in read}
         created = [t for t in _unique_tensors(out) if t.untyped_storage()._cdata not in storages_read]
         if name.startswith(NO_KERNEL_OPS) or not (created or written): return out
         self.launches += 1
         if name in WRITE_ONLY_OPS: read = [t for t in read if all(t is not w for w in written)]
         if not name.startswith(MATMUL_OPS): self.bytes += _bytes(read) + _bytes(created) + _bytes(written)
+        if name in READ_TWICE_OPS: self.bytes += args[0].nbytes
         if name == 'elleci::linear_cross_entropy':
             self.losses.append(args)
             self.bytes += loss_bytes_moved(*args)
         return out
 
-# %% ../../nbs/63_step_time.ipynb #cc1e8506
+# %% ../../nbs/63_step_time.ipynb #05632d30
 @functools.cache
 def _part_traffic(
     model:ModelConfig, # of one block, or for the head
     part:str,
     precision:str,
     shape:tuple, # (B, T)
+    kernels:tuple=('auto', 'elleci'), # attention_backend, scan_backend
 )->tuple: # as from `traffic`; way: arguments of its losses
     "One micro-batch through one part, on meta, as on a GPU"
     is_head, stored_in_bf16 = part == 'head', precision == 'bf16-weights'
@@ -359,6 +390,7 @@ def _part_traffic(
         module = Elleci(model) if is_head else Block(model, part)
         if is_head: module.blocks = nn.ModuleList()
         if stored_in_bf16: module.bfloat16()
+        choose_kernels(module, *kernels)
 
     def forward():
         with Traffic() as counter, autocast(tokens.device, precision):
@@ -401,8 +433,10 @@ def _rows_traffic(
 )->dict: # as from `traffic`
     "A micro-batch of any number of rows, from micro-batches of two and three"
     B, T, max_bytes = train.batch_size, train.seq_len, train.loss_workspace_mib*MiB
-    if B == 1 and part != 'head': return _part_traffic(model, part, precision, (1, T))[0]
-    (two, losses), (three, losses_of_three) = (_part_traffic(model, part, precision, (n, T)) for n in (2, 3))
+    kernels = train.attention_backend, train.scan_backend
+    def measured(rows): return _part_traffic(model, part, precision, (rows, T), kernels)
+    if B == 1 and part != 'head': return measured(1)[0]
+    (two, losses), (three, losses_of_three) = measured(2), measured(3)
     costs = {}
     with emulate('cuda'):
         for way, (nbytes, launches) in two.items():
@@ -415,7 +449,7 @@ def _rows_traffic(
             costs[way] = nbytes - own + (B - 2)*per_row[0] + of_loss, launches + (B - 2)*per_row[1]
     return costs
 
-# %% ../../nbs/63_step_time.ipynb #2e37f677
+# %% ../../nbs/63_step_time.ipynb #15f58f51
 def traffic(
     model:ModelConfig,
     part:str,          # 'M', 'A', 'E' or 'T', a block with this mixer; or 'head': embedding, norm, head and loss
@@ -428,12 +462,14 @@ def traffic(
     alone = replace(model, n_layers=1, pattern='M' if part == 'head' else part, tie_embeddings=False)
     return _rows_traffic(alone, part, train.precision, _step_shape(train))
 
+
 # %% ../../nbs/63_step_time.ipynb #2f23996a
 # bytes per parameter that lion-pytorch and torch's AdamW move; 8 of the latter are the decay's
 UPDATE_BYTES = {'lion': 76., 'adamw': 80.}
-# of a matrix that Muon steps; of one that GaLore does not project, and for each number of a projected moment
+# of a matrix that Muon steps
 MUON_BYTES = 54.
-GALORE_BYTES, GALORE_MOMENT_BYTES = 20., 68.
+# GaLore: of a weight, of its decay, of a number in a moment
+GALORE_BYTES = dict(weight=12., decay=8., moment=68.)
 # operators for each tensor; AdamW's take lists
 UPDATE_LAUNCHES = {
     'lion': 9,
@@ -458,7 +494,8 @@ def _tensor_update_bytes(
     if optimizer in UPDATE_BYTES: return UPDATE_BYTES[optimizer]*n
     if optimizer == 'galore':
         moment, _ = galore_numbers(name, shape, train)
-        return GALORE_BYTES*n + GALORE_MOMENT_BYTES*moment
+        weight = GALORE_BYTES['weight'] + GALORE_BYTES['decay']*is_hidden_matrix(name)
+        return weight*n + GALORE_BYTES['moment']*moment
     # One kernel reads and writes weight and states, and reads the gradient.
     weight, gradient = 2 if train.precision == 'bf16-weights' else 4, 4
     states = sum(tensor_state_sizes(name, shape, train, counters=False))
