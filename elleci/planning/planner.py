@@ -16,7 +16,7 @@ from ..memory.ledger import parameter_shapes, phase_peaks, residual_itemsize
 from .step_time import MACHINES, step_time
 from .account import account, alternatives, resolve_placement
 
-# %% ../../nbs/65_planner.ipynb #5b2b8b88
+# %% ../../nbs/65_planner.ipynb #e54a3475
 @functools.cache
 def param_counts_by_unit(
     model:ModelConfig,
@@ -25,31 +25,43 @@ def param_counts_by_unit(
     counts = {}
     for name, shape in parameter_shapes(model).items():
         if name.startswith('blocks.'): unit = '.'.join(name.split('.')[:2])
-        elif name.startswith('embedding'): unit = 'embedding'
+        elif name.startswith(('embedding', 'positions')): unit = 'embedding'
         else: unit = 'head'
         counts[unit] = counts.get(unit, 0) + math.prod(shape)
     return counts
 
-# %% ../../nbs/65_planner.ipynb #9ca98531
+# %% ../../nbs/65_planner.ipynb #ef1aff21
 # bytes of temporaries for each number that is updated
-UPDATE_BYTES_PER_PARAM = {'lion': 8, 'adamw': 4, 'lion8': 0}
+UPDATE_BYTES_PER_PARAM = {
+    'lion': 8,
+    'adamw': 4,
+    'lion8': 0,
+    'lion8-bnb': 0,
+    'adamw8-bnb': 0,
+    'paged-adamw8-bnb': 0,
+    'galore': 4,
+    'muon': 5,
+}
 # micro-batches whose inputs and gradients are on the card at one time, where they wait in host memory
 MICRO_BATCHES_IN_FLIGHT = 4
 
-def _swiglu_backward_bytes(
+# tensors of d_ff that are alive where a feed-forward part goes back through what is between its matrices
+FFN_BACKWARD_TENSORS = {'swiglu': 3, 'geglu': 5, 'gelu': 2, 'relu2': 3}
+
+def _ffn_backward_bytes(
     model:ModelConfig,
     train:TrainConfig, # its batch_size, seq_len, precision
 )->int: # bytes
-    "Temporaries of a SwiGLU's backward pass, at the larger of its two peaks"
+    "Temporaries of a feed-forward part's backward pass, at the larger of its two peaks"
     n, D, F = train.batch_size*train.seq_len, model.d_model, model.d_ff
     itemsize = matmul_itemsize(train)
     # The last matrix's gradient is made of two operands, in fp32, and under autocast in bf16 first.
     weight_gradient = D*F*(4 if itemsize == 4 else 6)
     last_matrix = itemsize*n*(D + F) + weight_gradient
-    # The gradients of the output, the product, gate and up. A ternary layer has freed its int8 input by then.
-    product = itemsize*n*(D + 3*F)
-    if model.ternary: product -= n*F
-    return max(last_matrix, product)
+    # The gradients of the output and of what is between. A ternary layer has freed its int8 input by then.
+    between = itemsize*n*(D + FFN_BACKWARD_TENSORS[model.ffn]*F)
+    if model.ternary: between -= n*F
+    return max(last_matrix, between)
 
 # %% ../../nbs/65_planner.ipynb #11925026
 # The same for all placements.
@@ -137,7 +149,7 @@ class LayerMajorMoments:
             _unit_below(i),
             gradients=4*n_params if self.accumulates else 0,
             activations=self.card.block_inputs(i + 2) + sum(saved.values()),
-            temporaries=_swiglu_backward_bytes(self.model, self.train),
+            temporaries=_ffn_backward_bytes(self.model, self.train),
         )
         # Ternary weights are there a second time, in a byte each.
         if self.model.ternary: row['weights'] += n_params
@@ -548,9 +560,9 @@ class _Candidate:
     @property
     def needs(self): return Needs(self.card, self.ram, self.pinned)
 
-# %% ../../nbs/65_search.ipynb #7e9e128c
+# %% ../../nbs/65_search.ipynb #4d07788a
 # What the card is expected to hold beyond the closed form, at least, as a share of it: by the engine and by
-# whether the layers' inputs are on the card. A little below the least of 70 random candidates of three presets.
+# whether the layers' inputs are on the card. A little below the least of 72 random candidates of 3 presets.
 EXPECTED_SLACK = {
     ('grad_accum', 'auto'): .02,
     ('layer-major', 'device'): .07,
