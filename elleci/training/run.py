@@ -1056,13 +1056,6 @@ def _print_config(config):
     config = _with_train(config, data=data, tokenizer=tokenizer)
     print(config_to_toml(dataclasses.replace(config, preset='')), end='')
 
-# %% ../../nbs/76_train.ipynb #a899e7a9
-def _fitted(config, fit, source, options, changes, quiet):
-    "The fastest configuration that fits, with all that was given as it was given; what it changes is printed"
-    p = plan_here(config, fit, given_choices(config, source, options, changes))
-    if not quiet: print(p)
-    return p.config
-
 # %% ../../nbs/76_train.ipynb #fb1535fd
 def elleci_train(
     #: What to train: elleci_train --config my.toml --set model.d_model=1024 train.warmup=2000
@@ -1129,8 +1122,10 @@ def elleci_train(
     new_config = functools.partial(resolve_config, None if config else preset, config, options, **changes)
     folder = _run_folder(out, lambda: new_config().preset)
     if fit:
-        config = _fitted(new_config(), fit, source, options, changes, print_config)
-        preset, options, changes = None, (), {}
+        asked = new_config()
+        fitted = plan_here(asked, fit, given_choices(asked, source, options, changes))
+        if not print_config: print(fitted)
+        config, preset, options, changes = fitted.config, None, (), {}
         new_config = functools.partial(resolve_config, None, config)
     # The folder may be another run's until it is locked, so its configuration is read after that.
     resolve = functools.partial(_resolve_config, folder, preset, changes, resume, config, auto_lr, options)
