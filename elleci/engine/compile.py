@@ -147,6 +147,6 @@ def compile_note(
     if train.compile == 'none': return ''
     graphs = ', CUDA graphs keep their tensors between the steps' if train.compile != 'default' else ''
     return (
-        f"compile = '{train.compile}': the bytes are predicted for the eager step; a compiled one keeps other "
-        f'tensors for its backward pass{graphs}, and the compiler takes RAM of its own.'
+        f"compile = '{train.compile}': the bytes are predicted for the eager step; a compiled one keeps "
+        f'other tensors for its backward pass{graphs}, and the compiler takes RAM of its own.'
     )

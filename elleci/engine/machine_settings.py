@@ -92,7 +92,8 @@ MACHINE_SETTINGS = {setting.name: setting for setting in (
                    verdict='acts on fp32 matrices only: not on a bf16 training, which has hardly any'),
     MachineSetting('cudnn_benchmark', at_start=benchmark_cudnn, needs_gpu=True,
                    verdict='no effect: no convolution of ours goes to cuDNN'),
-    MachineSetting('pinned', at_start=pin_process, verdict='open: less processor time, no gain seen in the wall clock'),
+    MachineSetting('pinned', at_start=pin_process,
+                   verdict='open: less processor time, no gain seen in the wall clock'),
     MachineSetting('one_core_left', at_start=partial(pin_process, reserve=1),
                    verdict='for workers that prepare batches: one thread fewer'),
 )}
