@@ -412,7 +412,7 @@ def _check_compile(
     )
     _check(
         t.compile != 'reduce-overhead' or t.engine != 'layer-major',
-        "compile is 'reduce-overhead': its CUDA graphs write each result where the one before it lay, and the "
+        "compile is 'reduce-overhead': its CUDA graphs write each result over the one before, and the "
         "layer-major engine keeps the results of all micro-batches; set compile to 'default'.",
     )
 

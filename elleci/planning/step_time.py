@@ -6,7 +6,7 @@
 __all__ = ['MACHINES', 'OTHER_CHIPS', 'GALORE_REFRESH', 'TERMS', 'Machine', 'find_machine', 'find_card', 'measured_machine',
            'step_flops', 'Traffic', 'traffic', 'step_bytes', 'update_flops', 'product_seconds', 'step_time']
 
-# %% ../../nbs/63_step_time.ipynb #72b8d342
+# %% ../../nbs/63_step_time.ipynb #4ff0709c
 import functools, math, re, time
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -27,6 +27,7 @@ from ..memory.measure import bandwidth
 from ..layers.ffn import cache_ternary_weights
 from ..model import Block, Elleci, token_loss, with_tokens
 from ..engine.accumulate import autocast
+from ..engine.compile import choose_kernels
 
 # %% ../../nbs/63_step_time.ipynb #8db9242d
 @dataclass(frozen=True)
@@ -275,6 +276,8 @@ class _StepShape(NamedTuple):
     grad_accum_steps:int
     loss_workspace_mib:int
     galore_rank:int
+    attention_backend:str
+    scan_backend:str
 
 def _step_shape(train): return _StepShape(*(getattr(train, name) for name in _StepShape._fields))
 
@@ -369,13 +372,14 @@ class Traffic(TorchDispatchMode):
             self.bytes += loss_bytes_moved(*args)
         return out
 
-# %% ../../nbs/63_step_time.ipynb #cc1e8506
+# %% ../../nbs/63_step_time.ipynb #05632d30
 @functools.cache
 def _part_traffic(
     model:ModelConfig, # of one block, or for the head
     part:str,
     precision:str,
     shape:tuple, # (B, T)
+    kernels:tuple=('auto', 'elleci'), # attention_backend, scan_backend
 )->tuple: # as from `traffic`; way: arguments of its losses
     "One micro-batch through one part, on meta, as on a GPU"
     is_head, stored_in_bf16 = part == 'head', precision == 'bf16-weights'
@@ -386,6 +390,7 @@ def _part_traffic(
         module = Elleci(model) if is_head else Block(model, part)
         if is_head: module.blocks = nn.ModuleList()
         if stored_in_bf16: module.bfloat16()
+        choose_kernels(module, *kernels)
 
     def forward():
         with Traffic() as counter, autocast(tokens.device, precision):
@@ -428,8 +433,10 @@ def _rows_traffic(
 )->dict: # as from `traffic`
     "A micro-batch of any number of rows, from micro-batches of two and three"
     B, T, max_bytes = train.batch_size, train.seq_len, train.loss_workspace_mib*MiB
-    if B == 1 and part != 'head': return _part_traffic(model, part, precision, (1, T))[0]
-    (two, losses), (three, losses_of_three) = (_part_traffic(model, part, precision, (n, T)) for n in (2, 3))
+    kernels = train.attention_backend, train.scan_backend
+    def measured(rows): return _part_traffic(model, part, precision, (rows, T), kernels)
+    if B == 1 and part != 'head': return measured(1)[0]
+    (two, losses), (three, losses_of_three) = measured(2), measured(3)
     costs = {}
     with emulate('cuda'):
         for way, (nbytes, launches) in two.items():
@@ -442,7 +449,7 @@ def _rows_traffic(
             costs[way] = nbytes - own + (B - 2)*per_row[0] + of_loss, launches + (B - 2)*per_row[1]
     return costs
 
-# %% ../../nbs/63_step_time.ipynb #2e37f677
+# %% ../../nbs/63_step_time.ipynb #15f58f51
 def traffic(
     model:ModelConfig,
     part:str,          # 'M', 'A', 'E' or 'T', a block with this mixer; or 'head': embedding, norm, head and loss
@@ -454,6 +461,7 @@ def traffic(
         raise UserError(f"part is {part!r}: give 'M', 'A', 'E', 'T' or 'head'.")
     alone = replace(model, n_layers=1, pattern='M' if part == 'head' else part, tie_embeddings=False)
     return _rows_traffic(alone, part, train.precision, _step_shape(train))
+
 
 # %% ../../nbs/63_step_time.ipynb #2f23996a
 # bytes per parameter that lion-pytorch and torch's AdamW move; 8 of the latter are the decay's
