@@ -41,11 +41,11 @@ SPOT_CHECKS = (
     ('gpt-tiny', 'block', 'fp32', 8),
     ('gpt-tiny', 'offload', 'bf16-weights', 2),
     ('gpt-small', 'none', 'fp32', 1),
-    ('gpt-small', 'selective', 'fp32', 1),
-    ('gpt-medium', 'block', 'fp32', 1),
-    ('chatgot-85m', 'block', 'fp32', 1),
     ('chatgot-char', 'none', 'fp32', 2),
-    ('elleci-tiny', 'none', 'fp32', 2),
+    ('chatgot-char', 'block', 'fp32', 2),
+    ('chatgot-char', 'selective', 'bf16', 1),
+    ('elleci-tiny', 'none', 'fp32', 1),
+    ('elleci-tiny', 'block', 'fp32', 2),
 )
 
 

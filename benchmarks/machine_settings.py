@@ -19,7 +19,7 @@ from tiny import ROOT, commit, hardware
 
 def make():
     "An engine, and its micro-batches"
-    config = preset('elleci-tiny', precision='fp32', batch_size=2, grad_accum_steps=1, seq_len=128)
+    config = preset('elleci-tiny', precision='fp32', batch_size=1, grad_accum_steps=1, seq_len=64)
     train = config.train
     seed_everything(0)
     model = make_model(config.model, train)

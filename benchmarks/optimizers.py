@@ -1,5 +1,5 @@
-"""Every optimizer that a training can choose: elleci-tiny, the same data, 200 steps with the ordinary engine and
-50 with the layer-major one, where that takes it: data/results/optimizers-<commit>.json.
+"""Every optimizer that a training can choose: elleci-tiny, the same data, 200 steps with the ordinary engine
+and 50 with the layer-major one, where that takes it: data/results/optimizers-<commit>.json.
 
     python benchmarks/optimizers.py [--only NAME …] [--dry]
 

@@ -461,7 +461,7 @@ def run_in_process(
         except (subprocess.TimeoutExpired, BrokenPipeError): code = None
         finally: _end(process)
     if not path.exists(): atomic_write(path, json.dumps(dict(failed=_last_line(log, code))) + '\n')
-    log.unlink()
+    log.unlink(missing_ok=True)
 
 
 def _end(process):
@@ -605,6 +605,8 @@ def run_bench(
     "Make the measurements that are not there yet; Ctrl-C keeps those that are"
     folder = open_folder(bench, folder)
     prepare_text(bench.config, folder)
+    # What a bench that was killed has left.
+    for log in (folder/'measurements').glob('*.log'): log.unlink()
     references = {BASELINE.name, *(switch.against for switch in switches)}
     total = repeats*len(switches)
     try:

@@ -98,7 +98,7 @@ def pretokenize():
 # %% ../nbs/78_commands.ipynb #e8014336
 def memory():
     "`elleci_memory` in a shell"
-    return _run('elleci_memory', 'elleci.planning.account', 'memory_command')
+    return _run('elleci_memory', 'elleci.planning.command', 'memory_command')
 
 # %% ../nbs/78_commands.ipynb #0670e9b1
 def watch():

@@ -547,9 +547,9 @@ def results_caption(
         f"and update; {results['hardware']}, {results['threads']} threads, torch {results['torch']}, commit "
         f"{results['commit']}, {results['date']}"
     )
-    signs = next((row.get('does_not_fit') for row in results['rows'] if row['name'] == BASELINE.name), None)
-    if not signs: return caption
-    return f'{caption}\nThe baseline has not fitted, so no speed-up is claimed over it: {signs[0]}'
+    base = next(row for row in results['rows'] if row['name'] == BASELINE.name)
+    why = base['reason'] or next(iter(base['does_not_fit']), '')
+    return f'{caption}\nNo speed-up is claimed over the baseline: {why}' if why else caption
 
 # %% ../nbs/80_experiments.ipynb #e7dc75ba
 def pareto_front(

@@ -1,5 +1,5 @@
-"""What the account predicts, against the card: thirty configurations of our own step, and its other optimizers,
-each two steps from nothing; the allocator's own history replayed.
+"""What the account predicts, against the card: thirty configurations of our own step, and its other
+optimizers, each two steps from nothing; the allocator's own history replayed.
 """
 import functools, gc, gzip, itertools, json, tempfile
 from dataclasses import replace

@@ -13,6 +13,7 @@ from ..memory.ledger import CARDS, parameter_counts
 from ..planning.account import verdict
 from elleci.planning.planner import (
     PlannedRun,
+    fit_plan,
     plan_run,
     refine_with_account,
     run_in_subprocess,
@@ -171,6 +172,17 @@ class Refinement:
             self.show_refined(found)
         self.process = run_in_subprocess(f, p, take)
 
+    def search(self, p, callback):
+        "Look for the fastest that fits in another process; called back if no other plan was set meanwhile"
+        self.cancel()
+        self.current = p
+        self.show(p, 'looking for the fastest that fits …')
+        def take(found):
+            if p is not self.current: return
+            if found.problem: self.show(found, '')
+            else: callback(found)
+        self.process = run_in_subprocess(fit_plan, p, take)
+
     def show_refined(self, p):
         "An account, or the advice that came after it"
         needs_advice = p.account is not None and not p.problem and not p.fits and not p.suggestions
@@ -197,7 +209,9 @@ class PlannerPanel:
         self.controls['preset'].observe(lambda change: self.load_preset(change['new']), 'value')
         for name, control in self.controls.items():
             if name != 'preset': control.observe(lambda _: self.on_change(), 'value')
-        column = w.VBox(list(self.controls.values()), layout=w.Layout(flex='0 0 330px'))
+        self.fit_button = w.Button(description='fastest that fits', layout=w.Layout(width='315px'))
+        self.fit_button.on_click(lambda _: self.fit())
+        column = w.VBox([*self.controls.values(), self.fit_button], layout=w.Layout(flex='0 0 330px'))
         self.box = w.HBox([column, self.page], layout=w.Layout(align_items='flex-start'))
         self.controls['preset'].value = preset
         self.load_preset(preset)
@@ -205,12 +219,21 @@ class PlannerPanel:
     def load_preset(self, name):
         "Move every control to a preset's own setting"
         config = preset_config(name)
+        self.move(vars(config.train) | dict(n_layers=config.model.n_layers, d_model=config.model.d_model))
+
+    def move(self, values):
+        "Set every control of which there is a value, as if by one hand"
         self.loading_preset = True
         for key, control in self.controls.items():
-            if key in ('preset', 'card'): continue
-            control.value = getattr(config.model if key in ('n_layers', 'd_model') else config.train, key)
+            if key in values: control.value = values[key]
         self.loading_preset = False
         self.on_change()
+
+    def fit(self):
+        "The button: move the controls to the fastest settings that fit"
+        p = plan_run(**self.settings())
+        if p.config is None: return
+        self.refinement.search(p, lambda found: self.move(vars(found.config.train)))
 
     def settings(self):
         "What the controls are set to; those of the other engine count as they must be"

@@ -139,15 +139,14 @@ def choose_kernels(
         if hasattr(module, 'attention_backend'): module.attention_backend = attention_backend
         if hasattr(module, 'scan_backend'): module.scan_backend = scan_backend
 
-# %% ../../nbs/59_compile.ipynb #ae6b48c7
+# %% ../../nbs/59_compile.ipynb #fa41fe63
 def compile_note(
     train:TrainConfig,
 )->str: # a line, or nothing
     "What an account of bytes does not see of a compiled step"
     if train.compile == 'none': return ''
-    graphs = ''
-    if train.compile != 'default': graphs = ' CUDA graphs keep their tensors between the steps: more.'
+    graphs = ', CUDA graphs keep their tensors between the steps' if train.compile != 'default' else ''
     return (
-        f"compile = '{train.compile}': the bytes are predicted for the eager step; what is fused is never "
-        f'stored, so a compiled one usually takes less.{graphs}'
+        f"compile = '{train.compile}': the bytes are predicted for the eager step; a compiled one keeps other "
+        f'tensors for its backward pass{graphs}, and the compiler takes RAM of its own.'
     )

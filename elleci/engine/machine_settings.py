@@ -75,7 +75,7 @@ def empty_cache():
     "Return the allocator's unused segments to the driver"
     if torch.cuda.is_available(): torch.cuda.empty_cache()
 
-# %% ../../nbs/79_machine_settings.ipynb #33c908b5
+# %% ../../nbs/79_machine_settings.ipynb #10d04be7
 _ALLOCATOR = 'PYTORCH_ALLOC_CONF'
 MACHINE_SETTINGS = {setting.name: setting for setting in (
     MachineSetting('expandable_segments', env={_ALLOCATOR: 'expandable_segments:True'}, needs_gpu=True,
@@ -92,7 +92,7 @@ MACHINE_SETTINGS = {setting.name: setting for setting in (
                    verdict='acts on fp32 matrices only: not on a bf16 training, which has hardly any'),
     MachineSetting('cudnn_benchmark', at_start=benchmark_cudnn, needs_gpu=True,
                    verdict='no effect: no convolution of ours goes to cuDNN'),
-    MachineSetting('pinned', at_start=pin_process, verdict='not seen to help on a CPU of two cores'),
+    MachineSetting('pinned', at_start=pin_process, verdict='open: less processor time, no gain seen in the wall clock'),
     MachineSetting('one_core_left', at_start=partial(pin_process, reserve=1),
-                   verdict='for workers that prepare batches; costs a core'),
+                   verdict='for workers that prepare batches: one thread fewer'),
 )}

@@ -96,6 +96,20 @@ def _chunks_of(
     start, stop, Q = span
     return t[:, start:stop].reshape(-1, Q, t.shape[-1]).to(dtype or t.dtype)
 
+# %% ../../nbs/21_ssd_triton.ipynb #8cda2da7
+def _head_slices(
+    first:int, last:int, # heads of a group
+    numbers:int,         # of a Q × Q matrix for each chunk of a block
+    most:int|None=None,  # numbers that are computed at once; None: by the threads
+)->list[slice]:
+    "As many heads at a time as fit, at least one"
+    if most is None:
+        # One core is fastest with what its own cache holds; several share operators that are worth it.
+        alone = torch.compiler.is_compiling() or torch.get_num_threads() == 1
+        most = 2**16 if alone else 2**18
+    step = max(1, most//numbers)
+    return [slice(h, min(h + step, last)) for h in range(first, last, step)]
+
 # %% ../../nbs/21_ssd_triton.ipynb #1713e9bb
 class _Decays(NamedTuple):
     "All decays of a block of n chunks in b rows; row and col are exponents of 2 in float64"
@@ -107,7 +121,6 @@ class _Decays(NamedTuple):
     enter:Tensor    # (H, b·n, 1, Q) from the state before the chunk to step i
     leave:Tensor    # (H, b·n, 1, Q) from step j to the chunk's end, times dt
     between:Tensor  # (H, b, n+1, n+1) from state to state; number 0 enters the block
-    scratch:Tensor  # (b·n, Q, Q) float64, overwritten for each head
 
 # %% ../../nbs/21_ssd_triton.ipynb #97a90c58
 def _document_cumsum(
@@ -168,57 +181,84 @@ def _block_decays(
         enter=enter,
         leave=heads_first(leave.to(dtype).exp2_()),
         between=between.to(dtype).exp2_().transpose(0, 1),
-        scratch=row.new_empty(enter.shape[1], Q, Q),
     )
 
 # %% ../../nbs/21_ssd_triton.ipynb #3401f082
 def _decay_matrix(
     d:_Decays,
-    h:int,      # head
-    out:Tensor, # (b·n, Q, Q)
+    heads:slice,    # h of them
+    scratch:Tensor, # (h, b·n, Q, Q) float64, overwritten
+    out:Tensor,     # (h, b·n, Q, Q)
 )->Tensor: # out
-    "L of one head with dt in its columns: differences in float64, powers of two in out's dtype"
+    "L of some heads with dt in its columns: differences in float64, powers of two in out's dtype"
     # Not `exp`, which is many times slower where its argument is below −87.
-    return out.copy_(torch.sub(d.row[h], d.col[h], out=d.scratch)).add_(d.mask).exp2_()
+    return out.copy_(torch.sub(d.row[heads], d.col[heads], out=scratch)).add_(d.mask).exp2_()
 
 # %% ../../nbs/21_ssd_triton.ipynb #4ec68fb8
 def _add_skip(
-    out:Tensor, # (b, T', P) any strides and dtype
-    y:Tensor,   # (b·n, Q, P) contiguous, may be overwritten
-    x:Tensor,   # (b·n, Q, P)
-    D:Tensor|None, # () one head's
+    out:Tensor, # (b, T', h, P) any strides and dtype
+    y:Tensor,   # (h·b·n, Q, P) contiguous, may be overwritten
+    x:Tensor,   # (b, T', h, P) any strides and dtype
+    D:Tensor|None, # (h,)
 ):
     "out = y + D·x, in one pass where the dtypes agree"
-    y, x = y.view(out.shape), x.reshape(out.shape)
+    b, T, h, P = out.shape
+    y, x = y.view(h, b, T, P).permute(1, 2, 0, 3), x.to(y.dtype)
+    if D is not None: D = D.to(y.dtype)[:, None]
     if D is None: out.copy_(y)
     # A compiled graph takes no strided `out`.
-    elif out.dtype == y.dtype and not torch.compiler.is_compiling():
-        torch.addcmul(y, x, D.to(y.dtype), out=out)
-    else: out.copy_(y.addcmul_(x, D.to(y.dtype)))
+    elif out.dtype == y.dtype and not torch.compiler.is_compiling(): torch.addcmul(y, x, D, out=out)
+    else: out.copy_(y.addcmul_(x, D))
 
 # %% ../../nbs/21_ssd_triton.ipynb #2e2e3106
-def _head_forward(
-    d:_Decays,
-    h:int,         # head
-    x:Tensor,      # (b·n, Q, P)
-    Bt:Tensor, Ct:Tensor, # (b·n, N, Q) of the head's group
-    scores:Tensor, # (b·n, Q, Q) of the head's group
-    state:Tensor,  # (b, N, P) before the block
-    L:Tensor,      # (b·n, Q, Q) scratch
-    y:Tensor,      # (b·n, Q, P) filled, but for the skip connection
-)->Tensor: # (b, n+1, N, P) states that enter each chunk, and the one after the block
-    "One head in one block"
-    b, N, P = state.shape
-    between = d.between[h]
-    # What the steps of each chunk leave behind at its end.
-    chunk_states = ((Bt*d.leave[h]) @ x).view(b, -1, N*P)
-    states = torch.baddbmm(between[..., :1]*state.reshape(b, 1, -1), between[..., 1:], chunk_states)
-    states = states.unflatten(-1, (N, P))
-    torch.bmm(_decay_matrix(d, h, L).mul_(scores), x, out=y)
-    y.baddbmm_((Ct*d.enter[h]).mT, states[:, :-1].reshape(-1, N, P))
-    return states
+def _head_buffers(
+    scores:Tensor, # (b·n, Q, Q) of a group
+    heads:slice,   # h of them
+    P:int,
+    n_matrices:int, # how many Q × Q matrices are needed
+)->list[Tensor]: # (h, b·n, Q, Q) in float64, then in scores' dtype; last (h·b·n, Q, P)
+    "What the heads of a group that are computed together write to, one slice of heads after the other"
+    h, (chunks, Q, _) = heads.stop - heads.start, scores.shape
+    shape = h, chunks, Q, Q
+    matrices = [scores.new_empty(shape) for _ in range(n_matrices)]
+    return [scores.new_empty(shape, dtype=torch.float64), *matrices, scores.new_empty(h*chunks, Q, P)]
 
 # %% ../../nbs/21_ssd_triton.ipynb #aa2b368d
+def _bmm_each(
+    a:Tensor, # (h, b·n, …, k)
+    b:list,   # of h (b·n, k, …)
+    out:Tensor, # (h·b·n, …)
+)->Tensor: # out
+    "A batch of products for each head, whose second factors need not lie together"
+    for a_head, b_head, out_head in zip(a, b, out.view(len(b), -1, *out.shape[1:])):
+        torch.bmm(a_head, b_head, out=out_head)
+    return out
+
+# %% ../../nbs/21_ssd_triton.ipynb #4b1e5a33
+def _heads_forward(
+    d:_Decays,
+    heads:slice,   # h of them, of one group
+    x:list,        # of h (b·n, Q, P)
+    Bt:Tensor, Ct:Tensor, # (b·n, N, Q) of the group
+    scores:Tensor, # (b·n, Q, Q) of the group
+    state:Tensor,  # (b, h, N, P) before the block
+    scratch:Tensor, L:Tensor, # (h, b·n, Q, Q), float64 and not, overwritten
+    y:Tensor,      # (h·b·n, Q, P) filled, but for the skip connection
+)->Tensor: # (b, n+1, h, N, P) states that enter each chunk, and the one after the block
+    "Some heads in one block"
+    b, h, N, P = state.shape
+    between = d.between[heads]
+    # What the steps of each chunk leave behind at its end.
+    chunk_states = _bmm_each(Bt*d.leave[heads], x, y.new_empty(len(y), N, P)).view(h*b, -1, N*P)
+    entering = between[..., :1]*state.transpose(0, 1).reshape(h, b, 1, -1)
+    onward = between[..., 1:].flatten(0, 1)
+    states = torch.baddbmm(entering.flatten(0, 1), onward, chunk_states)
+    states = states.view(h, b, -1, N, P)
+    _bmm_each(_decay_matrix(d, heads, scratch, L).mul_(scores), x, y)
+    y.baddbmm_((Ct*d.enter[heads]).flatten(0, 1).mT, states[:, :, :-1].reshape(-1, N, P))
+    return states.permute(1, 2, 0, 3, 4)
+
+# %% ../../nbs/21_ssd_triton.ipynb #cd83aaf3
 def _forward_torch(
     x:Tensor,  # (b, T, H, P) any strides
     dt:Tensor, # (b, T, H) after softplus
@@ -231,7 +271,7 @@ def _forward_torch(
     chunk_size:int,  # Q
     save:bool,       # also return what `_backward_torch` needs
 )->tuple[Tensor, Tensor, Tensor]: # y; final state (b, H, P, N); states entering the chunks, or empty
-    "The chunked scan, one head after the other, every intermediate in the cache (Dao and Gu 2024, §6)"
+    "The chunked scan, a few heads after the other, every intermediate in the cache (Dao and Gu 2024, §6)"
     # The states that enter the chunks are (b, ⌈T/Q⌉, H, P, N); they and the final one are in compute dtype.
     # With N small, the Q×Q×P products bound the time.
     (b, T, H, P), (G, N), Q = x.shape, B.shape[2:], min(chunk_size, x.shape[1])
@@ -244,17 +284,22 @@ def _forward_torch(
     for span in _spans(b, T, Q):
         d = _block_decays(dt, A, doc_ids, span, dtype)
         start, stop, q = span
-        L = d.mask.new_empty(d.scratch.shape)
-        y_head = d.mask.new_empty(len(d.scratch), q, P)
         for g in range(G):
             Bt, Ct = (_chunks_of(t[:, :, g], span, dtype).mT.contiguous() for t in (B, C))
             scores = Ct.mT @ Bt
-            for h in range(g*H//G, (g + 1)*H//G):
-                x_head = _chunks_of(x[:, :, h], span, dtype)
-                states = _head_forward(d, h, x_head, Bt, Ct, scores, state[:, h], L, y_head)
-                state[:, h] = states[:, -1]
-                if save: saved[:, start//Q:, h][:, :states.shape[1] - 1] = states[:, :-1]
-                _add_skip(y[:, start:stop, h], y_head, x_head, None if D is None else D[h])
+            slices = _head_slices(g*H//G, (g + 1)*H//G, scores.numel())
+            scratch, L, y_buffer = _head_buffers(scores, slices[0], P, 1)
+            for heads in slices:
+                h = heads.stop - heads.start
+                x_heads = [_chunks_of(x[:, :, i], span, dtype) for i in range(heads.start, heads.stop)]
+                y_heads = y_buffer[:h*len(scores)]
+                states = _heads_forward(
+                    d, heads, x_heads, Bt, Ct, scores, state[:, heads], scratch[:h], L[:h], y_heads
+                )
+                state[:, heads] = states[:, -1]
+                if save: saved[:, start//Q:, heads][:, :states.shape[1] - 1] = states[:, :-1]
+                x_block = x[:, start:stop, heads]
+                _add_skip(y[:, start:stop, heads], y_heads, x_block, None if D is None else D[heads])
     return y, state.mT.contiguous(), saved.mT if save else saved
 
 # %% ../../nbs/21_ssd_triton.ipynb #b4537fed
@@ -280,42 +325,58 @@ def _new_group(
     return _Group(Bt, Ct, scores, *map(torch.zeros_like, (Bt, Ct, scores)))
 
 # %% ../../nbs/21_ssd_triton.ipynb #70d760a8
-def _head_backward(
+def _heads_backward(
     d:_Decays,
     g:_Group,      # its gradients are added to
-    h:int,         # head
-    x:Tensor,      # (b·n, Q, P)
-    dy:Tensor,     # (b·n, Q, P)
-    states:Tensor, # (b·n, N, P) that entered the chunks
-    dlast:Tensor,  # (b, N, P) gradient of the state after the block
-    L:Tensor, M:Tensor, dM:Tensor, # (b·n, Q, Q) scratch
-    dx:Tensor,     # (b·n, Q, P) filled, but for the skip connection
+    heads:slice,   # h of them, of one group
+    x:list,        # of h (b·n, Q, P)
+    dy:list,       # of h (b·n, Q, P)
+    states:Tensor, # (h·b·n, N, P) that entered the chunks
+    dlast:Tensor,  # (b, h, N, P) gradient of the state after the block
+    scratch:Tensor, # (h, b·n, Q, Q) float64, overwritten
+    L:Tensor, M:Tensor, dM:Tensor, # (h, b·n, Q, Q), overwritten
+    dx:Tensor,     # (h·b·n, Q, P) filled, but for the skip connection
 )->tuple[Tensor, Tensor, Tensor, Tensor]: # gradients of d.row, log(dt), D, and the state before
-    "One head in one block; gradients are (b·n, Q) float64, (b·n, Q) float64, () and (b, N, P)"
+    "Some heads in one block; gradients are (b·n, h, Q) float64, (b·n, h, Q) float64, (h,) and (b, h, N, P)"
     # A decay's gradient is that of its logarithm: row sums less column sums of dM∘M. They nearly cancel,
     # so they are taken in float64.
-    b, N, P = dlast.shape
-    between, enter, leave = d.between[h], d.enter[h], d.leave[h]
+    b, h, N, P = dlast.shape
+    between, enter, leave = d.between[heads], d.enter[heads], d.leave[heads]
     # The scan of states, backwards: through what is read of each, and from state to state.
-    dread = torch.bmm(g.Ct*enter, dy).view(b, -1, N*P)
-    dstates = between.mT @ torch.cat([dread, dlast.reshape(b, 1, -1)], 1)
-    dchunk_states = dstates[:, 1:].reshape(-1, N, P)
-    torch.mul(_decay_matrix(d, h, L), g.scores, out=M)
-    torch.bmm(M.mT, dy, out=dx).baddbmm_((g.Bt*leave).mT, dchunk_states)
-    torch.bmm(dy, x.mT, out=dM)
-    dD = dM.diagonal(dim1=1, dim2=2).sum()
-    g.dscores.add_(dM.mul_(L))
-    dlog_M = d.scratch.copy_(dM.mul_(g.scores))
-    dC_head = torch.bmm(states, dy.mT).mul_(enter)
-    dB_head = torch.bmm(dchunk_states, x.mT).mul_(leave)
-    g.dCt.add_(dC_head)
-    g.dBt.add_(dB_head)
-    entered = dC_head.mul_(g.Ct).sum(1, dtype=torch.float64)
-    left = dB_head.mul_(g.Bt).sum(1, dtype=torch.float64)
-    dlog_dt = dlog_M.sum(1).add_(left)
-    drow = dlog_M.sum(2).add_(entered).sub_(dlog_dt)
-    drow[:, -1] += left.sum(1) + (states*dchunk_states).sum((1, 2))*between.diagonal(-1, 1, 2).reshape(-1)
-    return drow, dlog_dt, dD, dstates[:, 0].view(b, N, P)
+    dread = _bmm_each(g.Ct*enter, dy, torch.empty_like(states)).view(h, b, -1, N*P)
+    dstates = between.mT @ torch.cat([dread, dlast.transpose(0, 1).reshape(h, b, 1, -1)], 2)
+    dchunk_states = dstates[:, :, 1:].reshape(-1, N, P)
+    torch.mul(_decay_matrix(d, heads, scratch, L), g.scores, out=M)
+    _bmm_each(M.mT, dy, dx).baddbmm_((g.Bt*leave).flatten(0, 1).mT, dchunk_states)
+    x, dy_t = [t.mT for t in x], [t.mT for t in dy]
+    _bmm_each(dy, x, dM.flatten(0, 1))
+    dD = dM.diagonal(dim1=-2, dim2=-1).sum((1, 2))
+    _add_each(g.dscores, dM.mul_(L))
+    dlog_M = scratch.copy_(dM.mul_(g.scores))
+    states, dchunk_states = (t.view(h, -1, N, P) for t in (states, dchunk_states))
+    dC_heads, dB_heads = (dx.new_empty(h, *g.dCt.shape) for _ in range(2))
+    _bmm_each(states, dy_t, dC_heads.flatten(0, 1))
+    _bmm_each(dchunk_states, x, dB_heads.flatten(0, 1))
+    dC_heads.mul_(enter)
+    dB_heads.mul_(leave)
+    _add_each(g.dCt, dC_heads)
+    _add_each(g.dBt, dB_heads)
+    entered = dC_heads.mul_(g.Ct).sum(2, dtype=torch.float64)
+    left = dB_heads.mul_(g.Bt).sum(2, dtype=torch.float64)
+    dlog_dt = dlog_M.sum(2).add_(left)
+    drow = dlog_M.sum(3).add_(entered).sub_(dlog_dt)
+    through = (states*dchunk_states).sum((2, 3))*between.diagonal(-1, 2, 3).flatten(1)
+    drow[..., -1] += left.sum(-1) + through
+    dstate = dstates[:, :, 0].view(h, b, N, P).transpose(0, 1)
+    return drow.transpose(0, 1), dlog_dt.transpose(0, 1), dD, dstate
+
+
+def _add_each(
+    total:Tensor, # (b·n, …) added to
+    parts:Tensor, # (h, b·n, …)
+):
+    "Add what the heads give, one after the other: however many are computed together, the sum is the same"
+    for part in parts: total.add_(part)
 
 # %% ../../nbs/21_ssd_triton.ipynb #dfca87ad
 def _backward_torch(
@@ -339,18 +400,23 @@ def _backward_torch(
         start, stop, q = span
         n = (stop - start)//q
         drow, dlog_dt = torch.empty_like(d.dt), torch.empty_like(d.dt)
-        scratch = [d.mask.new_empty(d.scratch.shape) for _ in range(3)]
-        dx_head = d.mask.new_empty(b*n, q, P)
         for i in range(G):
             g = _new_group(B[:, :, i], C[:, :, i], span, dtype)
-            for h in range(i*H//G, (i + 1)*H//G):
-                x_head, dy_head = (_chunks_of(t[:, :, h], span, dtype) for t in (x, dy))
-                entering = states[:, start//Q:start//Q + n, h].reshape(-1, N, P).to(dtype)
-                drow[:, h], dlog_dt[:, h], dD_head, dstate[:, h] = _head_backward(
-                    d, g, h, x_head, dy_head, entering, dstate[:, h], *scratch, dx_head
+            slices = _head_slices(i*H//G, (i + 1)*H//G, g.scores.numel())
+            *scratch, dx_buffer = _head_buffers(g.scores, slices[0], P, 3)
+            for heads in slices:
+                each = range(heads.start, heads.stop)
+                x_heads, dy_heads = ([_chunks_of(t[:, :, h], span, dtype) for h in each] for t in (x, dy))
+                entering = states[:, start//Q:start//Q + n, heads].permute(2, 0, 1, 3, 4)
+                entering = entering.reshape(-1, N, P).to(dtype)
+                dx_heads = dx_buffer[:len(entering)]
+                buffers = [t[:heads.stop - heads.start] for t in scratch]
+                drow[:, heads], dlog_dt[:, heads], dD_heads, dstate[:, heads] = _heads_backward(
+                    d, g, heads, x_heads, dy_heads, entering, dstate[:, heads], *buffers, dx_heads
                 )
-                dD[h] += dD_head
-                _add_skip(dx[:, start:stop, h], dx_head, dy_head, None if D is None else D[h])
+                dD[heads] += dD_heads
+                dy_block = dy[:, start:stop, heads]
+                _add_skip(dx[:, start:stop, heads], dx_heads, dy_block, None if D is None else D[heads])
             dB[:, start:stop, i] = g.dBt.baddbmm_(g.Ct, g.dscores).mT.reshape(b, -1, N)
             dC[:, start:stop, i] = g.dCt.baddbmm_(g.Bt, g.dscores.mT).mT.reshape(b, -1, N)
         dlog_a = (drow.view(b, n, H, q) @ d.same).flatten(0, 1)

@@ -328,16 +328,19 @@ def _mla(
     rope = c.qk_rope_head_dim
     key = c.qk_nope_head_dim + rope
     v = c.v_head_dim
-    q_proj = linear_bytes(c, s, n, c.d_model, H*key, fuses_norm=c.norm == 'rmsnorm')
-    kv_down = linear_bytes(c, s, n, c.d_model, r + rope, input_saved_elsewhere=s == 4, fuses_norm=c.norm == 'rmsnorm')
+    is_fused = c.norm == 'rmsnorm'
+    q_proj = linear_bytes(c, s, n, c.d_model, H*key, fuses_norm=is_fused)
+    kv_down = linear_bytes(
+        c, s, n, c.d_model, r + rope, input_saved_elsewhere=s == 4, fuses_norm=is_fused
+    )
     # A ternary q_proj and kv_down each take the norm in front of them for themselves.
-    if c.ternary and c.norm == 'rmsnorm': kv_down['inverse rms'] = 4*n
+    if c.ternary and is_fused: kv_down['inverse rms'] = 4*n
     # The latent is a view of all that kv_down gives, so the norm keeps that.
     latent = {'input': s*n*(r + rope), 'inverse rms': 4*n}
     # The norm's input is then the product of the two.
     if c.embedding_gate: latent |= {'gate': s*n*r, 'gated': s*n*r}
     kv_up = linear_bytes(c, s, n, r, H*(c.qk_nope_head_dim + v))
-    # Values narrower than keys are padded, and cutting the padding off makes a copy, where attention is dense.
+    # Dense attention pads values narrower than keys, and cutting the padding off makes a copy.
     is_dense = c.attention_density == 1
     o_proj = linear_bytes(c, s, n, H*v, c.d_model, input_saved_elsewhere=v >= key or not is_dense)
     # Queries and keys are rotated by the same angles.
@@ -435,7 +438,8 @@ def _router(
     # The score is computed in fp32.
     if r < 4: saved['input'] = free*4*n*c.d_model
     for i in range(2, c.ffn_passes + 1):
-        again = prefixed('norm', norm_bytes(n, c.d_model, r, c.norm)) | ffn_bytes(c, s, n) | dropout_bytes(c, n)
+        again = prefixed('norm', norm_bytes(n, c.d_model, r, c.norm))
+        again |= ffn_bytes(c, s, n) | dropout_bytes(c, n)
         # Autocast makes one copy of a weight.
         again = {name: size for name, size in again.items() if not name.endswith('bf16 weight')}
         saved |= prefixed(f'pass {i}', again)

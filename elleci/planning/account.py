@@ -6,28 +6,24 @@
 __all__ = ['LOADED_LATER_BYTES', 'RETAINED_FRACTION', 'RETAINED_FRACTION_UNTUNED', 'PROFILER_EVENT_BYTES', 'trace_step',
            'process_margin', 'Account', 'resolve_placement', 'account', 'predicted_vs_measured', 'process_summary',
            'can_measure', 'downsample_max', 'draw_timeline', 'alternatives', 'train_overrides', 'verdict',
-           'ram_savings', 'report', 'as_dict', 'advice', 'elleci_memory', 'memory_command']
+           'ram_savings', 'report', 'as_dict', 'advice']
 
 # %% ../../nbs/64_account.ipynb #7cc96d40
-import contextlib, dataclasses, itertools, json, math, sys
+import contextlib, dataclasses, itertools, json, math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
 import numpy as np
 import torch
-from ..core import GiB, MiB, Range, UserError, validate_ranges, fmt_bytes, fmt_count, memory_in_use
-from ..core import require
+from ..core import GiB, MiB, UserError, fmt_bytes, fmt_count
 from ..plots import figure
-from ..command_line import run_command
-from ..memory.ledger import CARDS, COLOURS, card_bytes, card_key, parameter_counts, parse_bytes
-from ..config import CHECKPOINTING, Config, ModelConfig, TrainConfig, resolve_config
+from ..memory.ledger import COLOURS, parameter_counts
+from ..config import CHECKPOINTING, Config, ModelConfig, TrainConfig
 from ..memory.allocator import Replay, replay
 from ..memory.trace import Trace, dry_run, gc_disabled
 from ..memory.compose import compose
 from ..engine.offload import malloc_tuned
 from ..engine.compile import compile_note
-from .cost import cost_as_dict, cost_lines, cost_table, training_cost
-from .cost import cost_as_dict, cost_lines, cost_table, mapped_state_bytes, training_cost
+from .cost import mapped_state_bytes
 from ..optim.optimizers import make_optimizer
 from ..engine.layer_major import make_engine, make_model
 
@@ -560,25 +556,6 @@ def as_dict(
         peak=dict(op=op.op, phase=op.phase, layer=op.layer, step=op.step),
     )
 
-# %% ../../nbs/64_account.ipynb #a9c8cb38
-def _as_json(d): return json.dumps(d, indent=1)
-
-# %% ../../nbs/64_account.ipynb #b3d5b879
-def _check_drawing(path:str|None):
-    "Refuse a name under which no drawing can be written, before anything is computed"
-    if path is None: return
-    if Path(path).suffix not in ('.png', '.svg', '.pdf'):
-        raise UserError(f'{path!r} cannot be drawn: give a name that ends in .png, .svg or .pdf.')
-    if not Path(path).parent.is_dir():
-        raise UserError(f'There is no folder {str(Path(path).parent)!r}: make it, or give another name.')
-
-# %% ../../nbs/64_account.ipynb #098f7f3c
-def _save(ax, path):
-    "Write a drawing to `path`"
-    ax.figure.savefig(path)
-    require('matplotlib.pyplot', 'draw figures').close(ax.figure)
-    print(f'the timeline is in {path}', file=sys.stderr)
-
 # %% ../../nbs/64_account.ipynb #42d04084
 def advice(
     a:Account,
@@ -597,91 +574,3 @@ def advice(
             'no batch size and no sequence length helps.'
         )
     return '\n'.join(lines)
-
-# %% ../../nbs/64_account.ipynb #b5570675
-def _costs(a, vram, cards, **prices):
-    "The cost on the card that was named, or on all"
-    keys = list(CARDS) if cards else [key for key in [card_key(vram)] if key in CARDS]
-    if not keys and any(price is not None for price in prices.values()):
-        raise UserError('A price needs a card to run on: add --vram rtx-4070 or another, or --cards for all.')
-    # What this process holds, with torch and no CUDA libraries yet.
-    ram = a.host_total + memory_in_use(torch.device('cpu'))
-    return [training_cost(a.config, key, a.needed, ram, **prices) for key in keys]
-
-
-def _costs_as_dict(costs): return dict(costs=[cost_as_dict(cost) for cost in costs]) if costs else {}
-
-
-def _cost_text(costs, cards): return cost_table(costs) if cards else cost_lines(costs[0])
-
-# %% ../../nbs/64_account.ipynb #15d1bd57
-@validate_ranges
-def elleci_memory(
-    #: What, and where: elleci_memory --config my.toml --set model.d_model=1024 --vram 8GiB
-    preset:str|None=None, # one of these, by default elleci-1b5
-    vram:str|None=None,  # a size such as 12GiB, or a card such as rtx-4070
-    config:str|Config|None=None, # a file of your own; from Python also a `Config`; other flags change it
-    set:list[str]|None=None, # any setting, as section.name=value; elleci_train --print-config lists them
-    #: The step: elleci_memory --batch 2 --seq 512 --engine layer-major --clip-by layer
-    batch:Annotated[int, Range(1, 10**6)]|None=None, # rows in a micro-batch
-    seq:Annotated[int, Range(1, 2**20)]|None=None,   # tokens in a row
-    grad_accum_steps:Annotated[int, Range(1, 9_999)]|None=None, # micro-batches in an optimizer step
-    optimizer:str|None=None,  # lion, adamw, lion8, lion8-bnb, adamw8-bnb, paged-adamw8-bnb, galore or muon
-    precision:str|None=None,  # bf16, bf16-weights or fp32
-    checkpointing:str|None=None, # none, selective, block or offload
-    engine:str|None=None,     # grad_accum or layer-major
-    clip_by:str|None=None,    # model or layer
-    block_inputs_on:str|None=None,  # layer-major: auto, device, pinned or pageable
-    weights_on:str|None=None, # layer-major: device, host (pinned) or pageable
-    states_on:str|None=None,  # layer-major: device, host (pinned), pageable or disk
-    int8_backward:bool=False, # ternary layers: gradients rounded to int8 too
-    #: What is shown: elleci_memory --preset elleci-350m --vram 8GiB --draw memory.png
-    context:str|None=None, # size of the CUDA context with its loaded kernels, measured, e.g. 400MiB
-    kwh_price:Annotated[float, Range(0, 10**9)]|None=None,  # price of a kWh, for the money that a run takes
-    hour_price:Annotated[float, Range(0, 10**9)]|None=None, # price of an hour, where the machine is rented
-    cards:bool=False,    # a table of all cards that are known
-    draw:str|None=None,  # a file for the timeline, e.g. memory.png
-    json:bool=False,     # print numbers for programs
-)->Account:
-    "What a training configuration takes, whether it fits, and on a card: days, kWh, money, disk, RAM"
-    limit = None if vram is None else card_bytes(vram)
-    config = resolve_config(
-        preset,
-        config,
-        set or (),
-        'elleci-1b5',
-        **train_overrides(
-            batch=batch,
-            seq=seq,
-            grad_accum_steps=grad_accum_steps,
-            optimizer=optimizer,
-            precision=precision,
-            checkpointing=checkpointing,
-            engine=engine,
-            clip_by=clip_by,
-            block_inputs_on=block_inputs_on,
-            weights_on=weights_on,
-            states_on=states_on,
-            int8_backward=int8_backward or None,
-        ),
-    )
-    _check_drawing(draw)
-    a = account(
-        config.model,
-        config.train,
-        context=0 if context is None else parse_bytes(context),
-        name=config.preset,
-        limit=limit,
-    )
-    costs = _costs(a, vram, cards, kwh_price=kwh_price, hour_price=hour_price)
-    print(_as_json(as_dict(a, limit) | _costs_as_dict(costs)) if json else report(a, limit))
-    if limit and not json and not a.fits(limit):
-        print(advice(a, *alternatives(a.config, limit, context=a.context, now=a.needed)))
-    if costs and not json: print('', *_cost_text(costs, cards), sep='\n')
-    if draw: _save(draw_timeline(a, limit), draw)
-    return a
-
-# %% ../../nbs/64_account.ipynb #33cf91d1
-def memory_command():
-    "`elleci_memory` in a shell"
-    return run_command(elleci_memory)

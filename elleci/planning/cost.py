@@ -99,7 +99,8 @@ def mapped_state_bytes(
     units = {}
     for name, shape in parameter_shapes(model).items():
         block = '.'.join(name.split('.')[:2])
-        unit = block if block.startswith('blocks.') else 'embedding' if 'embedding' in name else 'head'
+        below = 'embedding' if name.startswith(('embedding', 'positions')) else 'head'
+        unit = block if block.startswith('blocks.') else below
         aligned = sum(-(-n//256)*256 for n in tensor_state_sizes(name, shape, train, counters=False))
         units[unit] = units.get(unit, 0) + aligned
     return sum(-(-n//PAGE)*PAGE for n in units.values())

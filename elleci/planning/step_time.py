@@ -452,7 +452,7 @@ def _rows_traffic(
 # %% ../../nbs/63_step_time.ipynb #15f58f51
 def traffic(
     model:ModelConfig,
-    part:str,          # 'M', 'A', 'E' or 'T', a block with this mixer; or 'head': embedding, norm, head and loss
+    part:str,          # 'M', 'A', 'E' or 'T', a block with this mixer; or 'head', with embedding and loss
     train:TrainConfig, # its batch_size, seq_len, precision
 )->dict: # 'no graph', 'graph', 'backward', 'rounding' (of ternary weights, once a pass): (bytes, launches)
     """What one micro-batch moves within the device's memory on its way through one part, forward without and

@@ -17,7 +17,7 @@ from ..config import PRESETS, read_config, resolve_config
 from ..core import Fraction, Range, Seed, UserError, atomic_write, available_memory, fmt_bytes
 from ..core import fmt_count, is_out_of_memory, memory_in_use, pick_device, read_number, require
 from ..core import seed_everything
-from ..command_line import run_command, safe_output
+from ..command_line import Bare, run_command, safe_output
 from ..toml import parse_seq_len_schedule, resolve_path, resolve_spec
 from ..data.curriculum import check_epochs, steps_for_epochs
 from ..data.loader import check_same_data, make_loader, open_data
@@ -42,6 +42,7 @@ from ..planning.account import Account, account, alternatives, can_measure, pred
 from ..planning.account import process_summary, train_overrides
 from ..planning.account import ram_savings
 from ..planning.cost import cost_lines, mapped_state_bytes, training_cost
+from ..planning.planner import given_choices, plan_here
 from ..planning.step_time import find_card, measured_machine
 from .checkpoint import MODEL_FILE, CheckpointSaver, checkpoints, compatibility_check
 from .checkpoint import is_usable_run_dir, latest_checkpoint, load_checkpoint
@@ -1085,6 +1086,8 @@ def elleci_train(
     averaging_start:Fraction|None=None, # fraction of the steps after which the weights are averaged
     plateau_patience:NonNegativeInt|None=None, # validations without progress until lr is halved
     #: Memory and speed: elleci_train --engine layer-major --clip-by layer --weights-on host
+    # the fastest settings that fit this machine, or a card (12GiB, rtx-4070); what you give yourself stays
+    fit:Annotated[str, Bare('here')]|None=None,
     optimizer:str|None=None,  # lion, adamw, lion8, lion8-bnb, adamw8-bnb, paged-adamw8-bnb, galore or muon
     precision:str|None=None,  # bf16, fp16, bf16-weights or fp32, the fastest on a CPU
     checkpointing:str|None=None, # none, selective, block or offload
@@ -1102,10 +1105,14 @@ def elleci_train(
 )->Path: # the run's folder
     "Train a model from text; Ctrl-C saves and says how to go on"
     flags = dict(locals())
-    for name in ('config', 'preset', 'set', 'print_config', 'out', 'resume', 'track', 'data'): del flags[name]
+    apart = 'config', 'preset', 'set', 'print_config', 'out', 'resume', 'track', 'data', 'fit'
+    for name in apart: del flags[name]
     prices = {name: flags.pop(name) for name in ('kwh_price', 'hour_price')}
     options = set or ()
+    source = config
     if config is not None: config = resolve_config(preset, config)
+    if fit and resume:
+        raise UserError('--fit chooses settings, and a resumed run has its own: leave one of them out.')
     auto_lr = lr == 'auto'
     flags['lr'] = None if auto_lr or lr is None else _parse_lr(lr)
     if seq_len_schedule is not None: flags['seq_len_schedule'] = parse_seq_len_schedule(seq_len_schedule)
@@ -1114,6 +1121,12 @@ def elleci_train(
     changes |= train_overrides(**{name: value for name, value in flags.items() if value is not False})
     new_config = functools.partial(resolve_config, None if config else preset, config, options, **changes)
     folder = _run_folder(out, lambda: new_config().preset)
+    if fit:
+        asked = new_config()
+        fitted = plan_here(asked, fit, given_choices(asked, source, options, changes))
+        if not print_config: print(fitted)
+        config, preset, options, changes = fitted.config, None, (), {}
+        new_config = functools.partial(resolve_config, None, config)
     # The folder may be another run's until it is locked, so its configuration is read after that.
     resolve = functools.partial(_resolve_config, folder, preset, changes, resume, config, auto_lr, options)
     if print_config:
