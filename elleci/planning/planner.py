@@ -824,7 +824,7 @@ def _refuse(
     if 'ram' in least: least['ram'] = math.ceil(least['ram']/(1 - RAM_RESERVE))
     averaged = 4*_kept_bytes(search.config.model, search.config.train)[2]
     without = f'averaging_start = 1 keeps {fmt_bytes(averaged)} of averaged weights out of the RAM; '
-    if search.config.train.averaging_start == 1: without = ''
+    if search.config.train.averaging_start == 1 or 'card' in least: without = ''
     names = dict(card='a card of {}', ram='{} of RAM', pinned='{} of pinned memory')
     would = ' or '.join(names[budget].format(fmt_bytes(n)) for budget, n in least.items())
     enough = f'{would} would do, the others as they are' if would else 'none of the three alone would do'
