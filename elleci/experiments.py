@@ -616,7 +616,7 @@ def draw_waterfall(
         before = rate
     labels = [row['name'].replace('all-on-', '+ ') for row in rows]
     ax.set_xticks(range(len(rows)), labels, rotation=20, ha='right', fontsize=8)
-    ax.margins(y=.18)
+    ax.set_ylim(0, 1.2*max((row['tokens_per_s']['median'] for row in rows), default=1))
     return ax
 
 # %% ../nbs/80_experiments.ipynb #901bc1e9
