@@ -213,7 +213,7 @@ def _check_dense(
     )
     _check(
         not (c.bias and c.ternary),
-        'bias and ternary are both true: ternary layers have no bias, give ternary = false or leave bias out.',
+        'bias and ternary are both true: ternary layers have no bias, give one of the two as false.',
     )
     _check(0 <= c.dropout < 1, f'dropout is {c.dropout}: give a rate of 0 or more and below 1.')
     if 'T' not in c.mixers: return
