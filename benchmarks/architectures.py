@@ -1,5 +1,5 @@
-"""Which is better? Elleci's hybrid, a dense Transformer and an eigenstate model with equal parameters, on equal
-tokens, each with ternary and with ordinary linear layers and with a learning rate of its own:
+"""Which is better? Elleci's hybrid, a dense Transformer and an eigenstate model with equal parameters, on
+equal tokens, each with ternary and with ordinary linear layers and with a learning rate of its own:
 data/results/architectures-<commit>.json, which 93_which_is_better reads.
 
     python benchmarks/architectures.py [--steps N] [--seeds N] [--models NAME …] [--dry]
@@ -42,7 +42,7 @@ HYBRID = ModelConfig(
     d_ff=352,
     tie_embeddings=True,
 )
-PATTERNS = {'hybrid': 'MMMA', 'eigenstate': 'E'}
+PATTERNS = {'hybrid': 'MMMA', 'dense': 'T', 'eigenstate': 'E'}
 TRAIN = TrainConfig(
     steps=300,
     seq_len=256,
@@ -57,7 +57,7 @@ TRAIN = TrainConfig(
     val_rows=10**6,
     mix=((0., (('english', 68), ('italian', 18), ('instructions', 14))),),
 )
-FIRST_RATES = 2e-3, 4e-3, 8e-3
+FIRST_RATES = 4e-3, 8e-3, 16e-3
 SHAPES = (256, 4), (2048, 1)    # tokens in a row, rows: where speed and bytes are measured
 
 
