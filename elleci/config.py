@@ -38,7 +38,7 @@ class ModelConfig:
     qk_rope_head_dim:int = 64     # part that carries RoPE, even; the key's is shared by all heads
     v_head_dim:int = 128          # a value head
     kv_lora_rank:int = 128        # latent numbers cached per token
-    attention_density:float = 1.  # A, T: share of the key blocks that is attended to, see `29_sparse_attention`
+    attention_density:float = 1.  # A, T: share of the key blocks that are seen, see `29_sparse_attention`
     rope_theta:float = 100_000.   # RoPE base
     # For rows longer than the model was trained on, see `30_rope_scaling`: 'none', 'linear' or 'yarn'
     rope_scaling:str = 'none'
@@ -254,7 +254,7 @@ def _check_model(
     _check_dense(c)
     _check(
         0 < c.attention_density <= 1,
-        f'attention_density is {c.attention_density}: give a share of the keys, above 0 and at most 1 (dense).',
+        f'attention_density is {c.attention_density}: give a share of the keys, above 0, at most 1 (dense).',
     )
     _check(
         c.d_inner % c.headdim == 0 or 'M' not in c.mixers,

@@ -201,7 +201,7 @@ def _ffn_shapes(
 @functools.cache
 def parameter_shapes(
     model:ModelConfig,
-)->dict: # not to be changed; name, as in the model's `named_parameters()`: shape; a tied head is not listed twice
+)->dict: # name, as in the model's `named_parameters()`: shape, a tied head once; not to be changed
     "The shape of every parameter tensor"
     D, V = model.d_model, model.vocab_size
     shapes = {'embedding.weight': (V, D)}

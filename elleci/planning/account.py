@@ -9,9 +9,8 @@ __all__ = ['LOADED_LATER_BYTES', 'RETAINED_FRACTION', 'RETAINED_FRACTION_UNTUNED
            'ram_savings', 'report', 'as_dict', 'advice']
 
 # %% ../../nbs/64_account.ipynb #7cc96d40
-import contextlib, dataclasses, itertools, json, math
+import contextlib, dataclasses, itertools, math
 from dataclasses import dataclass, replace
-from pathlib import Path
 import numpy as np
 import torch
 from ..core import GiB, MiB, UserError, fmt_bytes, fmt_count

@@ -1125,7 +1125,9 @@ def elleci_train(
         asked = new_config()
         fitted = plan_here(asked, fit, given_choices(asked, source, options, changes))
         if not print_config: print(fitted)
-        config, preset, options, changes = fitted.config, None, (), {}
+        # From here on as if that had been given, alone.
+        config, preset = fitted.config, None
+        options, changes = (), {}
         new_config = functools.partial(resolve_config, None, config)
     # The folder may be another run's until it is locked, so its configuration is read after that.
     resolve = functools.partial(_resolve_config, folder, preset, changes, resume, config, auto_lr, options)
