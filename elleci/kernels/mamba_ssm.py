@@ -6,7 +6,7 @@
 __all__ = ['INSTALL_MAMBA_SSM', 'load_mamba_ssm', 'mamba_ssm_forward', 'mamba_ssm_backward', 'mamba_ssm_scan']
 
 # %% ../../nbs/21_ssd_mamba_ssm.ipynb #e52d92b7
-import importlib, importlib.util, sys, types
+import importlib, importlib.util, shlex, sys, types
 from typing import Optional
 import torch
 from torch import Tensor
@@ -15,10 +15,13 @@ from ..core import UserError, effective_device_type, full_precision
 from .triton_compat import cdiv, interpreted
 
 # %% ../../nbs/21_ssd_mamba_ssm.ipynb #b047bb12
-INSTALL_MAMBA_SSM = (
-    'MAMBA_FORCE_BUILD=TRUE MAMBA_SKIP_CUDA_BUILD=TRUE '
-    'pip install --no-deps --no-build-isolation mamba-ssm einops'
-)
+# Without the CUDA build, and without what it lists as its needs; for the Python that runs this.
+INSTALL_MAMBA_SSM = ' '.join((
+    'env MAMBA_FORCE_BUILD=TRUE MAMBA_SKIP_CUDA_BUILD=TRUE',
+    shlex.quote(sys.executable),
+    '-m pip',
+    'install --no-deps --no-build-isolation mamba-ssm einops',
+))
 _KERNELS = 'mamba_ssm.ops.triton.ssd_combined'
 
 def load_mamba_ssm(): # the module of its scan
