@@ -79,9 +79,9 @@ def empty_cache():
 _ALLOCATOR = 'PYTORCH_ALLOC_CONF'
 MACHINE_SETTINGS = {setting.name: setting for setting in (
     MachineSetting('expandable_segments', env={_ALLOCATOR: 'expandable_segments:True'}, needs_gpu=True,
-                   verdict='kept, on Linux: the smallest card in every replay'),
+                   verdict='kept, on Linux: reserves less in both replays'),
     MachineSetting('max_split_size_512', env={_ALLOCATOR: 'max_split_size_mb:512'}, needs_gpu=True,
-                   verdict='no effect: no tensor has 512 MiB'),
+                   verdict='no effect: no tensor of the replays has 512 MiB'),
     MachineSetting('empty_cache_10', every=10, after_steps=empty_cache, needs_gpu=True,
                    verdict='refuted: frees nothing that the next step does not take again'),
     MachineSetting('gc_collect_10', every=10, after_steps=gc.collect,
