@@ -562,7 +562,7 @@ class _Candidate:
 
 # %% ../../nbs/65_search.ipynb #4d07788a
 # What the card is expected to hold beyond the closed form, at least, as a share of it: by the engine and by
-# whether the layers' inputs are on the card. A little below the least of 72 random candidates of 3 presets.
+# whether the layers' inputs are on the card. An assumption, set by hand; the notebook's end tests it.
 EXPECTED_SLACK = {
     ('grad_accum', 'auto'): .02,
     ('layer-major', 'device'): .07,
