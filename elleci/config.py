@@ -254,7 +254,7 @@ def _check_model(
     _check_dense(c)
     _check(
         0 < c.attention_density <= 1,
-        f'attention_density is {c.attention_density}: give a share of the keys, above 0, at most 1 (dense).',
+        f'attention_density is {c.attention_density}: give a share of keys, above 0 and at most 1 (dense).',
     )
     _check(
         c.d_inner % c.headdim == 0 or 'M' not in c.mixers,
