@@ -116,4 +116,5 @@ def n_kept_blocks(
     "How many blocks of keys a block of queries keeps: the share, rounded up"
     # So that 0.7 of 10 is 7, although 0.7·10 is 7.000000000000001.
     kept = density*n - 1e-9
-    return math.ceil(kept) if isinstance(kept, float) else kept.ceil().long()
+    # Its own block a block of queries always keeps, however small the share.
+    return max(1, math.ceil(kept)) if isinstance(kept, float) else kept.ceil().long().clamp(min=1)

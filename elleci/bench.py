@@ -519,6 +519,8 @@ def open_folder(
     "The folder of a bench, made or resumed; `UserError` where it was begun with something else"
     folder, identity = Path(folder), bench.identity()
     path = folder/'bench.json'
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f'{folder} is a file: give a new folder as --out.')
     if not path.exists():
         if folder.exists() and any(folder.iterdir()):
             raise UserError(f'{folder} is not empty and holds no bench: give a new folder as --out.')
@@ -527,7 +529,9 @@ def open_folder(
         atomic_write(path, json.dumps(identity, indent=1) + '\n')
         return folder
     try: before = json.loads(path.read_text(encoding='utf-8'))
-    except ValueError: before = {}
+    except ValueError: before = None
+    if not isinstance(before, dict):
+        raise UserError(f'{path} is damaged: give a new folder as --out, or remove this one.')
     for name, value in identity.items():
         if before.get(name) != value:
             was = '' if name == 'config' else f' ({before.get(name)}, and now {value})'

@@ -480,13 +480,16 @@ def verdict(
     return f'{fits}; the CUDA context and library workspaces, not measured here, come out of that'
 
 # %% ../../nbs/64_account.ipynb #03161483
+def _place(where): return 'in pageable memory' if where == 'pageable' else f'on the {where}'
+
+
 def _engine_summary(train:TrainConfig):
     "Which step a configuration takes, and where that keeps things"
     if train.engine == 'grad_accum': return f'checkpointing {train.checkpointing}'
     inputs = 'on the device' if train.block_inputs_on == 'device' else f'in {train.block_inputs_on} memory'
     return (
-        f"layer-major, the layers' inputs {inputs}, weights on the {train.weights_on}, "
-        f"states on the {train.states_on}"
+        f"layer-major, the layers' inputs {inputs}, weights {_place(train.weights_on)}, "
+        f"states {_place(train.states_on)}"
     )
 
 # %% ../../nbs/64_account.ipynb #899e1557

@@ -194,7 +194,11 @@ def preflight(
     if free is not None and ram is not None: free = min(free, ram.available)
     check_epochs(config.train, [name for name, where in config.train.data if parse_spec(where).stream])
     _refuse_too_large(config, device, free)
-    if config.train.scan_backend == 'mamba-ssm' and 'M' in config.model.mixers: load_mamba_ssm()
+    if config.train.scan_backend == 'mamba-ssm' and 'M' in config.model.mixers:
+        load_mamba_ssm()
+        # Under Triton's interpreter too, they ask for a CUDA device.
+        if device.type != 'cuda':
+            raise UserError("mamba-ssm's kernels run on a GPU: set scan_backend to 'elleci' or 'torch'.")
     check_bnb_runs(config.train.optimizer, device)
     # Memory is pinned once, so that a machine without a GPU is refused before anything is written.
     if config.train.block_inputs_on == 'pinned': HostMemory('pinned', device)
@@ -1111,6 +1115,7 @@ def elleci_train(
     options = set or ()
     source = config
     if config is not None: config = resolve_config(preset, config)
+    if fit == '': raise UserError('--fit is empty: give a size or a card, or leave the word after it out.')
     if fit and resume:
         raise UserError('--fit chooses settings, and a resumed run has its own: leave one of them out.')
     auto_lr = lr == 'auto'
