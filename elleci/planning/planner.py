@@ -361,7 +361,7 @@ from pathlib import Path
 import torch
 from ..core import GiB, pick_device
 from ..config import CHECKPOINTING, config_to_toml
-from ..toml import read_toml
+from ..toml import read_toml, shown
 from ..memory.spill import locked_memory_limit, read_ram
 from ..memory.ledger import CARD_SPECS, card_key, parse_bytes, state_sizes, weight_sizes
 from ..plots import figure
@@ -820,7 +820,7 @@ def _refuse(
     for budget in BUDGETS:
         nbytes = _least_of(search, budget)
         if nbytes is not None: least[budget] = nbytes
-    if 'card' in least: least['card'] += budgets.card - room.card
+    if 'card' in least: least['card'] += HEADROOM
     if 'ram' in least: least['ram'] = math.ceil(least['ram']/(1 - RAM_RESERVE))
     averaged = 4*_kept_bytes(search.config.model, search.config.train)[2]
     without = f'averaging_start = 1 keeps {fmt_bytes(averaged)} of averaged weights out of the RAM; '
@@ -829,7 +829,8 @@ def _refuse(
     would = ' or '.join(names[budget].format(fmt_bytes(n)) for budget, n in least.items())
     enough = f'{would} would do, the others as they are' if would else 'none of the three alone would do'
     raise NothingFits(
-        f'{search.config.preset} does not fit into {fmt_bytes(room.card)} of the card, '
+        f'{search.config.preset} does not fit into {fmt_bytes(room.card)} of a card of '
+        f'{fmt_bytes(budgets.card)} ({fmt_bytes(HEADROOM)} stays free), '
         f'{fmt_bytes(room.ram)} of RAM and {fmt_bytes(room.pinned)} of pinned memory, in any of '
         f'{len(search.all):,} ways: {enough}; {without}take shorter rows (seq_len), fewer of them a step '
         '(grad_accum_steps), or a smaller model.',
@@ -857,12 +858,31 @@ def planning_machine(
 # %% ../../nbs/65_search.ipynb #79e5af43
 def _check_choices(choices):
     "Refuse settings that are not searched"
+    if not isinstance(choices, dict):
+        raise UserError(f'choices are {shown(choices)}: give a dictionary of lists.')
     for name, values in choices.items():
         if name not in SEARCHABLE:
             searched = ', '.join(SEARCHABLE)
             raise UserError(f'choices has {name!r}, which is not searched: give any of {searched}.')
-        if isinstance(values, str) or not values:
+        if not isinstance(values, (list, tuple)) or not values:
             raise UserError(f'choices of {name} are {values!r}: give a list of values.')
+        counts = values if name in ('batch_size', 'grad_accum_steps') else ()
+        if any(type(n) is not int or n < 1 for n in counts):
+            raise UserError(f'choices of {name} are {values!r}: give positive whole numbers.')
+
+
+def _check_budgets(vram, ram, pinned, tokens_per_step):
+    "Refuse numbers of bytes or tokens that are none"
+    # From Python only: what `parse_bytes` has read is a size. Nothing pinned is a budget too.
+    for name, nbytes, least in (('vram', vram, 1), ('ram', ram, 1), ('pinned', pinned, 0)):
+        if isinstance(nbytes, bool) or nbytes < least:
+            raise UserError(f"{name} is {nbytes!r}: give {least} or more bytes, or a size such as '2GiB'.")
+    tokens = 1 if tokens_per_step is None else tokens_per_step
+    if type(tokens) is not int or not 1 <= tokens < 2**40:
+        raise UserError(
+            f'tokens_per_step is {shown(tokens)}: give a positive whole number, below 2⁴⁰, or None for the '
+            "configuration's own."
+        )
 
 
 def _search_for(config, budgets, room, machine, tokens_per_step, choices):
@@ -891,13 +911,16 @@ def plan(
 
     Raises `NothingFits`, with the least budgets that would do, where nothing fits."""
     choices = choices or {}
+    if not isinstance(config, Config):
+        raise UserError(f'config is {type(config).__name__}: give an `elleci.config.Config`, as of `preset`.')
     _check_choices(choices)
     named, limit, note = planning_machine(vram)
     if machine: note = f'at the rates of {machine.name}'
     ram, pinned = (n if isinstance(n, int) else parse_bytes(n) for n in (ram, pinned))
+    _check_budgets(limit, ram, pinned, tokens_per_step)
     budgets = Needs(limit, ram, pinned)
     room = Needs(max(0, limit - HEADROOM), round(ram*(1 - RAM_RESERVE)), pinned)
-    tokens = tokens_per_step or config.train.tokens_per_step
+    tokens = config.train.tokens_per_step if tokens_per_step is None else tokens_per_step
     search = _search_for(config, budgets, room, machine or named, tokens, choices)
     found = search.fastest()
     if found is None: _refuse(search, budgets)
