@@ -168,7 +168,8 @@ class Refinement:
         requested = self.current
         def take(found):
             if requested is not self.current: return
-            self.known[requested.config, requested.limit_bytes] = found
+            # What failed may succeed another time.
+            if not found.problem: self.known[requested.config, requested.limit_bytes] = found
             self.show_refined(found)
         self.process = run_in_subprocess(f, p, take)
 
