@@ -541,10 +541,11 @@ def results_caption(
 )->str: # a line or two
     "What was measured, where and when; and what the baseline's not fitting means"
     train = results['baseline']['train']
+    threads = '1 thread' if results['threads'] == 1 else f"{results['threads']} threads"
     caption = (
         f"{results['preset']}, {results['steps']} steps of {results['tokens_per_step']:,} tokens "
         f"({train['grad_accum_steps']} × {train['batch_size']} × {train['seq_len']}), forward, backward "
-        f"and update; {results['hardware']}, {results['threads']} threads, torch {results['torch']}, commit "
+        f"and update; {results['hardware']}, {threads}, torch {results['torch']}, commit "
         f"{results['commit']}, {results['date']}"
     )
     base = next(row for row in results['rows'] if row['name'] == BASELINE.name)
@@ -584,8 +585,11 @@ def draw_speed_memory(
     if too_large: ax.scatter(*zip(*too_large.values()), s=18, fc='none', ec='crimson', label='does not fit')
     ax.plot(*zip(*(fits[name] for name in front)), color='C1', lw=1.2, marker='o', ms=5, label='Pareto front')
     if limit: ax.axvline(limit, color='crimson', lw=1, ls='--', label=f'limit {limit:,.0f} MiB')
-    for name in dict.fromkeys([*front, BASELINE.name]):
-        if name in fits: ax.annotate(name, fits[name], xytext=(5, 4), textcoords='offset points', fontsize=7)
+    named = [name for name in dict.fromkeys([*front, BASELINE.name]) if name in fits]
+    # Points of the front lie close together: their names stand above and below in turn.
+    for i, name in enumerate(named):
+        place = dict(xytext=(5, 6 if i % 2 else -11), textcoords='offset points', fontsize=7)
+        ax.annotate(name, fits[name], **place)
     ax.margins(x=.12, y=.1)
     ax.legend(loc='lower right', fontsize=7)
     return ax

@@ -46,19 +46,11 @@ def _relu2(x):
     return y*y
 
 # %% ../../nbs/42_ffn_kinds.ipynb #a98fccff
-class GeGLU(nn.Module):
-    """Feed-forward layer (gelu(x W) ⊗ x V) W₂, with W and V in one projection
+class GeGLU(SwiGLU):
+    """Feed-forward layer (gelu(x W) ⊗ x V) W₂: the projections of `SwiGLU`, another gate
 
     Shazeer 2020, [arXiv 2002.05202](https://arxiv.org/abs/2002.05202), eq. 6.
     """
-    def __init__(self,
-        cfg:ModelConfig,  # `d_model`, `d_ff` and `bias`
-        linear=nn.Linear, # class of the projections, made as linear(d_in, d_out, bias)
-    ):
-        super().__init__()
-        self.gate_up = linear(cfg.d_model, 2*cfg.d_ff, bias=cfg.bias)
-        self.down = linear(cfg.d_ff, cfg.d_model, bias=cfg.bias)
-
     def forward(self,
         x:Tensor, # (…, D) any float dtype
         norm:nn.Module|None=None, # a norm in front
