@@ -562,6 +562,10 @@ class _Candidate:
         kept_on = t.block_inputs_on, t.weights_on, t.states_on
         return t.engine, t.checkpointing, *kept_on, t.optimizer, t.precision
     @property
+    def shape(self):
+        "Candidates of a shape differ in the loss's budget alone"
+        return *self.kind, self.train.batch_size, self.train.grad_accum_steps
+    @property
     def needs(self): return Needs(self.card, self.ram, self.pinned)
 
 # %% ../../nbs/65_search.ipynb #4d07788a
@@ -587,6 +591,7 @@ class _Search:
         self.all = [_Candidate(config.model, train, machine, config.train) for train in trains]
         self.accounts = {} # card key: `Account`
         self.slack = {}    # kind: the least share that was seen beyond the closed form
+        self.seen = {}     # shape: (closed form, what the account said) of each rehearsal
 
     def ordered(self,
         room:Needs,
@@ -599,13 +604,16 @@ class _Search:
         "Bytes of the card that a candidate is expected to take, at least"
         engine, _, inputs, *_ = c.kind
         slack = max(.8*self.slack.get(c.kind, 0), EXPECTED_SLACK[engine, inputs])
-        return c.card*(1 + slack)
+        # Of the same shape it holds no less than one with a smaller budget for the loss.
+        seen = [total for card, total in self.seen.get(c.shape, ()) if card <= c.card]
+        return max([c.card*(1 + slack), *seen])
 
     def rehearse(self, c)->Needs:
         "What the account says"
         key = _card_key(c.train)
         if key not in self.accounts:
             a = self.accounts[key] = account(c.model, key, name=self.config.preset)
+            self.seen.setdefault(c.shape, []).append((c.card, a.total))
             slack = a.total/c.card - 1
             self.slack[c.kind] = min(slack, self.slack.get(c.kind, slack))
         a = replace(self.accounts[key], config=replace(self.config, train=c.train))

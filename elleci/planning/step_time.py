@@ -7,7 +7,7 @@ __all__ = ['MACHINES', 'OTHER_CHIPS', 'GALORE_REFRESH', 'TERMS', 'Machine', 'fin
            'step_flops', 'Traffic', 'traffic', 'step_bytes', 'update_flops', 'product_seconds', 'step_time']
 
 # %% ../../nbs/63_step_time.ipynb #4ff0709c
-import functools, math, re, time
+import contextlib, functools, math, re, time
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 import torch
@@ -438,7 +438,8 @@ def _rows_traffic(
     if B == 1 and part != 'head': return measured(1)[0]
     (two, losses), (three, losses_of_three) = measured(2), measured(3)
     costs = {}
-    with emulate('cuda'):
+    # The head alone has a loss.
+    with emulate('cuda') if part == 'head' else contextlib.nullcontext():
         for way, (nbytes, launches) in two.items():
             own, next_own = (
                 sum(loss_bytes_moved(*args) for args in found.get(way, ()))
@@ -631,6 +632,7 @@ def update_flops(
 )->int: # operations in a step
     "Products of the optimizer: of GaLore in fp32, of Muon in bf16; others have none"
     total = 0
+    if train.optimizer not in ('galore', 'muon'): return total
     for name, shape in parameter_shapes(model).items():
         if not is_hidden_matrix(name): continue
         n, m = sorted(shape)
