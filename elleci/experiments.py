@@ -480,7 +480,9 @@ def summarize(
     )
 
 
-def _cpu_name(identity): return f"{identity['cores']} CPU cores ({identity['processor'] or 'unknown'})"
+def _cpu_name(identity):
+    cores = '1 CPU core' if identity['cores'] == 1 else f"{identity['cores']} CPU cores"
+    return f"{cores} ({identity['processor'] or 'unknown'})"
 
 # %% ../nbs/80_experiments.ipynb #e11c0211
 def _ratio_text(ratio, repeats):
@@ -586,12 +588,12 @@ def draw_speed_memory(
     ax.plot(*zip(*(fits[name] for name in front)), color='C1', lw=1.2, marker='o', ms=5, label='Pareto front')
     if limit: ax.axvline(limit, color='crimson', lw=1, ls='--', label=f'limit {limit:,.0f} MiB')
     named = [name for name in dict.fromkeys([*front, BASELINE.name]) if name in fits]
-    # Points of the front lie close together: their names stand above and below in turn.
-    for i, name in enumerate(named):
-        place = dict(xytext=(5, 6 if i % 2 else -11), textcoords='offset points', fontsize=7)
-        ax.annotate(name, fits[name], **place)
+    # Points of the front lie close together: they are numbered, and their names stand in the legend.
+    for i, name in enumerate(named, 1):
+        ax.annotate(str(i), fits[name], xytext=(-5, 5), textcoords='offset points', fontsize=8, ha='right')
+        ax.plot([], [], ' ', label=f'{i}  {name}')
     ax.margins(x=.12, y=.1)
-    ax.legend(loc='lower right', fontsize=7)
+    ax.legend(loc='center left', bbox_to_anchor=(1, .5), fontsize=7)
     return ax
 
 # %% ../nbs/80_experiments.ipynb #ab2c9056
