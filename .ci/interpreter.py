@@ -180,6 +180,7 @@ def _take_equal_types(semantic):
     "`binary_op_type_checking_impl`, at once for two tensors of one type and for an address and a number"
     core = importlib.import_module('triton.language.core')
     tensor, dtype, pointer, halves = core.tensor, core.dtype, core.pointer_type, ('fp16', 'bf16')
+    numbers = {int, float, bool}
     constants = {}   # the blocks that Python's numbers become, as long as nobody writes to a handle
     def with_number(real, lhs, rhs, flags):
         is_left = rhs.__class__ is tensor
@@ -193,13 +194,14 @@ def _take_equal_types(semantic):
             constants[key] = constant
         return left, right
     def wrap(real):
-        def check(lhs, rhs, allow_lhs_ptr=False, allow_rhs_ptr=False, arithmetic_check=True, div_or_mod=False):
+        def check(
+            lhs, rhs, allow_lhs_ptr=False, allow_rhs_ptr=False, arithmetic_check=True, div_or_mod=False
+        ):
             flags = allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod
             if lhs.__class__ is not tensor or rhs.__class__ is not tensor:
-                numbers = int, float, bool
-                if lhs.__class__ is tensor and rhs.__class__ in numbers: return with_number(real, lhs, rhs, flags)
-                if rhs.__class__ is tensor and lhs.__class__ in numbers: return with_number(real, lhs, rhs, flags)
-                return real(lhs, rhs, *flags)
+                kinds = {lhs.__class__, rhs.__class__} - {tensor}
+                is_number = len(kinds) == 1 and kinds <= numbers and tensor in (lhs.__class__, rhs.__class__)
+                return with_number(real, lhs, rhs, flags) if is_number else real(lhs, rhs, *flags)
             a, b = lhs.dtype, rhs.dtype
             x, y = a.__class__, b.__class__
             same = x is dtype and y is dtype and a.name == b.name and not (div_or_mod and a.name in halves)
