@@ -136,9 +136,11 @@ def _make_handle(core):
 
 def _remember_constants(real):
     "`scalar_constant(value, dtype)` that makes each number once; nothing writes to a handle"
+    # In bf16 the package mends them, and takes that back to show what it is for.
     known = {}
     def scalar_constant(value, dtype):
-        if value.__class__ not in (int, float, bool) or dtype is None: return real(value, dtype)
+        is_number = value.__class__ in (int, float, bool)
+        if not is_number or dtype is None or dtype.name == 'bf16': return real(value, dtype)
         key = value.__class__, value, dtype.name
         if (found := known.get(key)) is None:
             if len(known) > 5000: known.clear()
@@ -189,7 +191,7 @@ def _take_equal_types(semantic):
         if (found := constants.get(key)) is not None: return (found, rhs) if is_left else (lhs, found)
         left, right = real(lhs, rhs, *flags)
         kept, constant = (right, left) if is_left else (left, right)
-        if kept is block and constant.numel.value <= 4096:
+        if kept is block and constant.numel.value <= 4096 and constant.dtype.name != 'bf16':
             if len(constants) > 500: constants.clear()
             constants[key] = constant
         return left, right
