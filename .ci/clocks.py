@@ -6,7 +6,7 @@ returns. Asserting that a timed value lies above or below another (other than 0)
 on everybody who is using it. What a clock is needed for elsewhere, to print or to leave a loop that hangs,
 is allowed.
 """
-import ast
+import ast, re
 
 # CPU time (`process_time`) is not among them: it does not depend on what else the machine is doing
 CLOCKS = {
@@ -115,8 +115,13 @@ def impatient(node):
     values = [v.value for v in limits(node) if isinstance(v, ast.Constant)]
     return any(type(v) in (int, float) and 0 < v < PATIENCE for v in values)
 
+# Without a clock, and without a wait for a number of seconds, nothing can be found.
+SUSPECT = re.compile(
+    rf"\b(time|timeout|{'|'.join(CLOCKS | TIMED_KEYS)})\b|\b({'|'.join(WAITS)})[\s(]*\(\s*[\d.]"
+)
 def found(cells):
     "Assertions that depend on a clock, and impatient waits, in the code of a notebook's cells in order"
+    if not any(map(SUSPECT.search, cells)): return
     timed = set()
     for tree in map(ast.parse, cells):
         here, left = timed_names(tree, timed - set(kept(tree))), set(kept(tree))

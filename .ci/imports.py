@@ -6,7 +6,7 @@ no two rooms from each other, and nothing that computes imports the instruments 
 A room is a folder of `elleci`, or a module that lies in none. Imports inside functions and under `if` or
 `try` count like any other.
 """
-import ast, json, re, sys
+import ast, functools, json, re, sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,6 +60,11 @@ def lessons(folder):
             yield Lesson(path.name, f'elleci.{named[1]}', exported(cells))
 
 
+def called(node):
+    "Name of the function or method that a call calls"
+    return getattr(node.func, 'attr', getattr(node.func, 'id', ''))
+
+
 def targets(source, module, modules):
     "The modules of `elleci` that a piece of code imports, wherever in it the import stands"
     for node in ast.walk(ast.parse(source)):
@@ -72,13 +77,18 @@ def targets(source, module, modules):
             if base.split('.')[0] == 'elleci':
                 full = [f'{base}.{a.name}' for a in node.names]
                 yield from (f if f in modules else base for f in full)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).split('.')[-1] in BY_NAME:
+        elif isinstance(node, ast.Call) and called(node) in BY_NAME:
             values = [a.value for a in node.args if isinstance(a, ast.Constant)]
             yield from (v for v in values if str(v).startswith('elleci.'))
 
 
 def all_imports(notebooks):
     "Every import of one module of `elleci` by another, each once"
+    return imports_of(tuple(notebooks))
+
+
+@functools.cache
+def imports_of(notebooks):
     modules = {n.module for n in notebooks}
     found = [Import(n.name, n.module, t) for n in notebooks for t in targets(n.source, n.module, modules)]
     return [i for i in dict.fromkeys(found) if i.target not in (i.source, 'elleci')]

@@ -41,9 +41,23 @@ def by_ruff(folder, paths):
         yield Violation(found['code'] or 'E9', path, where, found['message'])
 
 
+def statements(node):
+    "All statements below a node, however deep; their expressions are left alone"
+    for field in ('body', 'handlers', 'cases', 'orelse', 'finalbody'):
+        for inner in getattr(node, field, ()):
+            yield inner
+            yield from statements(inner)
+
+
+def tree_of(source):
+    "The syntax tree of a cell"
+    try: return ast.parse(source)
+    except SyntaxError: return ast.parse(TransformerManager().transform_cell(source))  # magics become calls
+
+
 def many_names(source):
     "Line, rule and text of each assignment of four or more names at once"
-    for node in ast.walk(ast.parse(source)):
+    for node in statements(tree_of(source)):
         targets = node.targets if isinstance(node, ast.Assign) else ()
         for target in targets:
             if isinstance(target, ast.Tuple | ast.List) and len(target.elts) >= NAMES:
@@ -61,8 +75,7 @@ def by_hand(folder, path):
     for i, cell in enumerate(json.loads(text)['cells'], 1):
         source = ''.join(cell['source'])
         if cell['cell_type'] == 'code':
-            plain = TransformerManager().transform_cell(source)       # magics become calls
-            for n, rule, said in many_names(plain):
+            for n, rule, said in many_names(source):
                 yield Violation(rule, name, f'cell {i}, line {n}', said)
         elif cell['cell_type'] == 'markdown':
             for n, line in enumerate(source.split('\n'), 1):
@@ -73,6 +86,7 @@ def by_hand(folder, path):
 def exported_lines(folder, path):
     "Lines of a module of the package that are too long"
     text = path.read_text(encoding='utf-8')
+    if all(len(line) <= COLUMNS for line in text.splitlines()): return
     assigned = [n for n in ast.parse(text).body if isinstance(n, ast.Assign)]
     generated = [n for n in assigned if ast.unparse(n.targets[0]) == '__all__']
     aside = {i for n in generated for i in range(n.lineno, n.end_lineno + 1)}
