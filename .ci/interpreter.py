@@ -181,7 +181,8 @@ def _broadcast_what_differs(semantic):
 def _take_equal_types(semantic):
     "`binary_op_type_checking_impl`, at once for two tensors of one type and for an address and a number"
     core = importlib.import_module('triton.language.core')
-    tensor, dtype, pointer, halves = core.tensor, core.dtype, core.pointer_type, ('fp16', 'bf16')
+    tensor, dtype, pointer = core.tensor, core.dtype, core.pointer_type
+    halves = 'fp16', 'bf16'
     numbers = {int, float, bool}
     constants = {}   # the blocks that Python's numbers become, as long as nobody writes to a handle
     def with_number(real, lhs, rhs, flags):
