@@ -38,9 +38,10 @@ def read_cells(path): return json.loads(path.read_text(encoding='utf-8'))['cells
 
 
 def title(cells):
-    "The H1 of a notebook"
+    "The H1 of a notebook; '' where it has none"
     prose = '\n'.join(text(c) for c in cells if c['cell_type'] == 'markdown')
-    return re.search(r'^# (.+)$', prose, re.M)[1].strip()
+    found = re.search(r'^# (.+)$', prose, re.M)
+    return found[1].strip() if found else ''
 
 
 def module(cells):
@@ -93,6 +94,8 @@ class Course:
             if name not in self.entries:
                 wanted = f'[notebooks.{name}], shelf = "lesson" or "reference", shows = "...", needs = [...]'
                 yield f"nbs/{name}.ipynb isn't in nbs/course.toml: add {wanted}; then run `make readme`."
+            if not title(self.cells[name]):
+                yield f'nbs/{name}.ipynb has no title: begin its first cell of prose with "# ..." and "> ...".'
         for name, entry in self.entries.items():
             if name not in self.cells:
                 yield f'nbs/course.toml has {name}, but there is no nbs/{name}.ipynb: rename or remove it.'
@@ -123,12 +126,12 @@ class Course:
         for path in self.paths.values():
             if name in path['notebooks']:
                 step = path['notebooks'].index(name) + 1
-                parts.append(f"Step {step} of {len(path['notebooks'])} of [{path['title']}](index.ipynb).")
+                parts.append(f"Step {step} of {len(path['notebooks'])} on [{path['title']}](index.ipynb).")
         if entry.needs:
             parts.append(f"Read first: {', '.join(map(link, entry.needs))}.")
         if entry.know:
             parts.append(f'You should know: {entry.know}.')
-        if not entry.needs and not entry.know:
+        if entry.shelf == 'lesson' and not entry.needs and not entry.know:
             parts.append('No other notebook is needed.')
         return f"{MARK}\n{' '.join(parts)}"
 
@@ -182,8 +185,8 @@ class Course:
             steps = [name for name in path['notebooks'] if name in self.cells]
             total = sum(minutes(self.cells[name]) for name in steps)
             out.append(f"### {path['title']}\n\n{path['about']} **{len(steps)} lessons, {hours(total)}:**\n")
-            out += [f'{i}. {link(name, title(self.cells[name]))}, {minutes(self.cells[name])} min: '
-                    f'{self.entries[name].shows}' for i, name in enumerate(steps, 1)]
+            out += [f'{i}. {link(name, title(self.cells[name]))}, {minutes(self.cells[name])} min'
+                    for i, name in enumerate(steps, 1)]
             out.append('')
         return '\n'.join(out).rstrip()
 
@@ -261,5 +264,5 @@ if __name__ == '__main__':
         for path, new in outdated(here):
             path.write_text(new, encoding='utf-8')
             print(f'written: {path.relative_to(ROOT)}')
-    for name in unsolved(Course(here)):
-        print(f'note: {name} has exercises, and no notebook of nbs/solutions names it')
+    if names := list(unsolved(Course(here))):
+        print(f"note: no notebook of nbs/solutions names these, which have exercises: {', '.join(names)}")
