@@ -441,6 +441,8 @@ from jupyter_server.services.contents.largefilemanager import AsyncLargeFileMana
 from traitlets.config import PyFileConfigLoader
 root, edited = Path(sys.argv[1]), sys.argv[2]
 config = PyFileConfigLoader('jupyter_server_config.py', str(root/'.ci')).load_config()
+index = root/config.LabApp.default_url.removeprefix('/lab/tree/')
+assert index.is_file(), f'JupyterLab would open {index}, which is not there'
 async def main():
     manager = AsyncLargeFileManager(config=config, root_dir=str(root/'nbs'))
     for path in sorted((root/'nbs').rglob(edited or '[!.]*.ipynb')):
@@ -460,7 +462,7 @@ async def main():
 asyncio.run(main())
 '''
 def check_lab():
-    "Run and saved in JupyterLab, every notebook is as it was committed; an edited cell shows its own output"
+    "JupyterLab opens on the index; what it runs and saves is as committed, but for edited cells"
     with tempfile.TemporaryDirectory() as tmp:
         folder = Path(tmp)/'source'
         folder.mkdir()

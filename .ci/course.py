@@ -1,13 +1,14 @@
 """The course: where each notebook stands, what to read before it, how long it takes, and what comes next.
 
     python .ci/course.py            writes it into the notebooks and into the index
+    python .ci/course.py index      writes it into the index alone; any names can be given
     python .ci/course.py --check    changes nothing; prints what is missing or out of date
 
-Its one source is `nbs/course.toml`. A notebook gets two cells of prose, both with the comment `<!-- course -->`:
+Its one source is `nbs/course.toml`. A notebook gets two cells of prose with the comment `<!-- course -->`:
 one below its title, one at its end. The index gets its cells that begin with `<!-- course: ... -->` filled.
 
-Minutes are computed from what there is to read: 200 words of prose or 20 lines of code a minute, half a minute
-for a picture, rounded up to five minutes. Hidden cells count nothing, and neither do the two cells from here.
+Minutes are computed from what there is to read: 200 words of prose or 20 lines of code a minute, half a
+minute for a picture, rounded up to five minutes. Hidden cells count nothing, nor do the two from here.
 """
 import json, math, re, sys, tomllib
 from dataclasses import dataclass, field
@@ -16,7 +17,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 MARK = '<!-- course -->'
 SHELVES = {'lesson': 'Lesson', 'reference': 'Reference'}
-WORDS_PER_MINUTE, LINES_PER_MINUTE, MINUTES_PER_PICTURE, ROUNDED_TO = 200, 20, .5, 5
+WORDS_PER_MINUTE = 200
+LINES_PER_MINUTE = 20
+MINUTES_PER_PICTURE = .5
+ROUNDED_TO = 5
 
 
 @dataclass
@@ -95,7 +99,7 @@ class Course:
                 wanted = f'[notebooks.{name}], shelf = "lesson" or "reference", shows = "...", needs = [...]'
                 yield f"nbs/{name}.ipynb isn't in nbs/course.toml: add {wanted}; then run `make readme`."
             if not title(self.cells[name]):
-                yield f'nbs/{name}.ipynb has no title: begin its first cell of prose with "# ..." and "> ...".'
+                yield f'nbs/{name}.ipynb has no title: begin its first cell with "# ...", then "> ...".'
         for name, entry in self.entries.items():
             if name not in self.cells:
                 yield f'nbs/course.toml has {name}, but there is no nbs/{name}.ipynb: rename or remove it.'
@@ -140,7 +144,8 @@ class Course:
         lines = []
         solved = [s for s, words in self.solutions.items() if re.search(rf'\b{re.escape(name)}\b', words)]
         if solved:
-            lines.append(f"Solutions to the exercises: {', '.join(link(f'solutions/{s}', s) for s in solved)}.")
+            links = ', '.join(link(f'solutions/{s}', s) for s in solved)
+            lines.append(f'Solutions to the exercises: {links}.')
         for path in self.paths.values():
             if name in path['notebooks']:
                 lines.append(self.next_step(name, path))
@@ -184,7 +189,8 @@ class Course:
         for path in self.paths.values():
             steps = [name for name in path['notebooks'] if name in self.cells]
             total = sum(minutes(self.cells[name]) for name in steps)
-            out.append(f"### {path['title']}\n\n{path['about']} **{len(steps)} lessons, {hours(total)}:**\n")
+            takes = f'**{len(steps)} notebooks, {hours(total)}:**'
+            out.append(f"### {path['title']}\n\n{path['about']} {takes}\n")
             out += [f'{i}. {link(name, title(self.cells[name]))}, {minutes(self.cells[name])} min'
                     for i, name in enumerate(steps, 1)]
             out.append('')
@@ -261,7 +267,9 @@ if __name__ == '__main__':
         problems = list(Course(here).problems())
         if problems:
             sys.exit('\n'.join(problems))
+        only = [name for name in sys.argv[1:] if not name.startswith('-')]
         for path, new in outdated(here):
+            if only and path.stem not in only: continue
             path.write_text(new, encoding='utf-8')
             print(f'written: {path.relative_to(ROOT)}')
     if names := list(unsolved(Course(here))):

@@ -60,3 +60,6 @@ if 'get_config' in globals():                          # read by Jupyter, not im
     c = get_config()                                   # noqa: F821
     c.FileContentsManager.pre_save_hook = clean_on_save
     c.LabApp.default_url = c.ServerApp.default_url = '/lab/tree/nbs/index.ipynb'
+    # Nothing here goes to the network without being asked: neither for news nor for updates.
+    c.LabApp.news_url = None
+    c.LabApp.check_for_updates_class = 'jupyterlab.NeverCheckForUpdate'

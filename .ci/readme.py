@@ -4,7 +4,7 @@
     python .ci/readme.py --check    changes nothing; fails where they differ from the index
 
 Links in the index are relative to `nbs`, README.md lies one folder up: they are rewritten.
-A drawing needs a `#| label:`, the name of its file, and a `#| fig-alt:`, which is read where it can't be seen.
+A drawing needs a `#| label:`, the name of its file, and a `#| fig-alt:`, for those who can't see it.
 """
 import base64, json, os, re, sys
 from pathlib import Path
@@ -75,7 +75,10 @@ def files(root=ROOT):
 if __name__ == '__main__':
     made = files()
     if '--check' in sys.argv:
-        stale = [str(p.relative_to(ROOT)) for p, new in made.items() if not p.exists() or p.read_bytes() != new]
-        sys.exit(stale and f"{', '.join(stale)}: not what nbs/index.ipynb has; run `make readme`.")
+        wrong = [p for p, new in made.items() if not p.exists() or p.read_bytes() != new]
+        stale = [str(p.relative_to(ROOT)) for p in wrong]
+        if stale:
+            sys.exit(f"{', '.join(stale)}: not what nbs/index.ipynb has; run `make readme`.")
+        sys.exit()
     for path, new in made.items():
         path.write_bytes(new)
