@@ -3,6 +3,7 @@
     python .ci/course.py            writes it into the notebooks and into the index
     python .ci/course.py index      writes it into the index alone; any names can be given
     python .ci/course.py --check    changes nothing; prints what is missing or out of date
+    python .ci/course.py --add      gives each notebook that is missing in the table an entry, to be edited
 
 Its one source is `nbs/course.toml`. A notebook gets two cells of prose with the comment `<!-- course -->`:
 one below its title, one at its end. The index gets its cells that begin with `<!-- course: ... -->` filled.
@@ -258,8 +259,35 @@ def check_course(nbs=ROOT/'nbs'):
     assert not problems, '\n'.join(problems)
 
 
+def promise(cells):
+    "What a notebook promises below its title"
+    prose = '\n'.join(text(c) for c in cells if c['cell_type'] == 'markdown')
+    found = re.search(r'^> (.+?)\.?$', prose, re.M)
+    return found[1] if found else title(cells)
+
+
+def add_missing(course):
+    "Entries for new notebooks; one that is named like a longer form of another follows it on its paths"
+    path = course.nbs/'course.toml'
+    table = path.read_text(encoding='utf-8')
+    for name in [name for name in course.cells if name not in course.entries]:
+        parts = [other for other in course.cells if name.startswith(f'{other}_')]
+        before = max(parts, key=len, default='')
+        needs = f'needs = ["{before}"]\n' if before else ''
+        shows = json.dumps(promise(course.cells[name]), ensure_ascii=False)
+        table = table.rstrip() + f'\n\n[notebooks.{name}]\nshelf = "lesson"\nshows = {shows}\n{needs}'
+        if before:
+            # The last of those that follow `before` already, e.g. a part 3 after a part 2
+            steps = rf'^    "{before}",\n(    "{before}_\w+",\n)*'
+            table = re.sub(steps, rf'\g<0>    "{name}",\n', table, flags=re.M)
+        print(f'added: {name}' + (f', after {before}' if before else ''))
+    path.write_text(table, encoding='utf-8')
+
+
 if __name__ == '__main__':
     here = ROOT/'nbs'
+    if '--add' in sys.argv:
+        add_missing(Course(here))
     if '--check' in sys.argv:
         try: check_course(here)
         except AssertionError as e: sys.exit(str(e))
