@@ -23,8 +23,8 @@ test-browser: .venv/dev  ## dashboard and planner in JupyterLab, driven in Chrom
 	@command -v chromium || command -v chromium-browser || command -v google-chrome || $(BIN)/playwright install chromium || echo 'no Chromium to be had (Debian: apt install chromium): the browser test will be skipped'
 	ELLECI_BROWSER=1 $(BIN)/jupyter nbconvert --log-level=ERROR --to markdown --execute --no-input --stdout nbs/tests/77_browser.ipynb
 
-lab: .venv/dev    ## read and run the notebooks
-	$(BIN)/jupyter lab --notebook-dir=nbs --config=.ci/jupyter_server_config.py
+lab: .venv/dev    ## read and run the notebooks; opens on the index
+	$(BIN)/jupyter lab --config=.ci/jupyter_server_config.py
 
 bench: .venv/run  ## every technique against one baseline: speed, memory, loss; about half an hour on two cores; Ctrl-C, and again: it goes on
 	$(BIN)/elleci_experiments --out runs/experiments
@@ -45,7 +45,8 @@ bench-cpu: .venv/run  ## train elleci-tiny, and with several state sizes; time i
 bench-gpu: .venv/run  ## everything that is measured on a GPU, in at most 8 minutes; goes to data/results
 	$(BIN)/python benchmarks/gpu_suite.py
 
-readme: .venv/dev ## README.md from nbs/index.ipynb
+readme: .venv/dev ## each notebook's place in the course (nbs/course.toml), then README.md from nbs/index.ipynb
+	$(BIN)/python .ci/course.py
 	$(BIN)/python .ci/readme.py
 
 lock: .venv/run   ## renew constraints.txt below its direct requirements

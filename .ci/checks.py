@@ -7,6 +7,7 @@ from pathlib import Path
 from unittest import mock
 from packaging.requirements import Requirement
 import clocks
+from course import check_course  # noqa: F401
 from imports import check_imports  # noqa: F401
 from interpreter import speed_up_interpreter
 from lines import check_lines  # noqa: F401
@@ -169,6 +170,21 @@ def check_clean_and_export():
 def check_readme():
     "README.md is what nbs/index.ipynb says"
     run(sys.executable, '.ci/readme.py', '--check')
+
+def relative_links(prose):
+    "What the links of a text in Markdown lead to, where they stay in the repository"
+    prose = re.sub(r'`[^`]*`', '', re.sub(r'^(~~~|```).*?^\1', '', prose, flags=re.M | re.S))
+    found = re.findall(r'\]\(([^)\s]+)\)', prose)
+    return [link.split('#')[0] for link in found if not re.match(r'[a-z]+:|#', link)]
+
+def check_links():
+    "Every relative link in a notebook, in the README and in CONTRIBUTING.md leads to a file"
+    assert relative_links('[a](b.ipynb), [c](https://d), `x[i](y)`, ![e](f.png)') == ['b.ipynb', 'f.png']
+    prose = [(p, s) for p in notebooks() for kind, s, _ in cells(p) if kind == 'markdown']
+    prose += [(p, p.read_text(encoding='utf-8')) for p in (ROOT/'README.md', ROOT/'CONTRIBUTING.md')]
+    lost = [f'{p.relative_to(ROOT)}: {link}' for p, s in prose for link in relative_links(s)
+            if not (p.parent/link).exists()]
+    assert not lost, '\n'.join(['these lead nowhere:', *lost])
 
 def check_names():
     "No undefined or unused name in package, scripts and notebooks (where versions of a function may follow)"
@@ -353,10 +369,13 @@ PLAIN_PATH = os.pathsep.join(
     p for p in os.environ['PATH'].split(os.pathsep) if Path(p).resolve() != BIN.resolve()
 )
 def readme_block(block, folder):
-    "Run a block as it stands"
-    (Path(folder)/'my_texts').mkdir(exist_ok=True)
-    for p in (ROOT/'data'/'corpus'/'italiano').glob('*.txt'): shutil.copy(p, Path(folder)/'my_texts')
-    run('bash', '-ec', block, cwd=folder, env={'PATH': PLAIN_PATH})
+    "Run a block as it stands, in a folder with the corpus and, where the block uses it, a trained model"
+    shutil.copytree(ROOT/'data'/'corpus', Path(folder)/'data'/'corpus', dirs_exist_ok=True)
+    env = {'PATH': PLAIN_PATH}
+    if 'runs/elleci-tiny' in block and not (Path(folder)/'runs'/'elleci-tiny').exists():
+        train = 'elleci_train --preset elleci-tiny --out runs/elleci-tiny --steps 20'
+        run('bash', '-ec', f'source .venv/bin/activate\n{train}', cwd=folder, env=env)
+    run('bash', '-ec', block, cwd=folder, env=env)
 
 # of the preset, what takes long and has nothing to do with where it is installed
 SMALL = 'model.n_layers=2', 'model.pattern=MA', 'model.vocab_size=512', 'train.val_rows=2'
@@ -445,6 +464,8 @@ from jupyter_server.services.contents.largefilemanager import AsyncLargeFileMana
 from traitlets.config import PyFileConfigLoader
 root, edits = Path(sys.argv[1]), sys.argv[2]
 config = PyFileConfigLoader('jupyter_server_config.py', str(root/'.ci')).load_config()
+index = root/config.LabApp.default_url.removeprefix('/lab/tree/')
+assert index.is_file(), f'JupyterLab would open {index}, which is not there'
 async def main(edited):
     manager = AsyncLargeFileManager(config=config, root_dir=str(root/'nbs'))
     for path in sorted((root/'nbs').rglob(edited or '[!.]*.ipynb')):
@@ -466,7 +487,7 @@ print(subprocess.check_output(['git', 'status', '--porcelain', '--untracked-file
 asyncio.run(main(edits))
 '''
 def check_lab():
-    "Run and saved in JupyterLab, every notebook is as it was committed; an edited cell shows its own output"
+    "JupyterLab opens on the index; what it runs and saves is as committed, but for edited cells"
     with tempfile.TemporaryDirectory() as tmp:
         folder = Path(tmp)/'source'
         folder.mkdir()

@@ -4,6 +4,9 @@ Opening, running and saving a notebook must not show up in `git diff` unless som
 cleans as `nbdev_clean` does, and a code cell whose source is that of the last commit keeps the outputs of
 that commit: pictures and timings differ a little each time. To renew outputs on purpose:
 `ELLECI_NEW_OUTPUTS=1 make lab`.
+
+JupyterLab opens on the index. Its folder is the whole repository, so that links to data and to files beside
+`nbs` open too, and a terminal starts where the commands of the README do.
 """
 import json, os, subprocess
 from pathlib import Path
@@ -18,7 +21,7 @@ def text(source):
     "Jupyter has a cell's source as one string, a file as a list of lines"
     return source if isinstance(source, str) else ''.join(source)
 
-def keep_outputs(notebook, before):
+def keep_committed(notebook, before):
     "Give the cells of `notebook` whose source is as in `before` the outputs and the metadata from there"
     left = [c for c in before['cells'] if c['cell_type'] == 'code']
     for cell in notebook['cells']:
@@ -27,6 +30,7 @@ def keep_outputs(notebook, before):
         same = [c for c in same if c.get('id') == cell.get('id')] or same
         if not same: continue
         left.remove(same[0])
+        cell['metadata'] = json.loads(json.dumps(same[0]['metadata']))
         cell['outputs'] = as_lab_has_them(same[0]['outputs'])
 
 def as_lab_has_them(outputs):
@@ -47,10 +51,15 @@ def clean_on_save(model, path, contents_manager, **kwargs):
     before = committed(where)
     if before is not None:
         notebook['metadata'] = json.loads(json.dumps(before['metadata']))
-        if not os.environ.get('ELLECI_NEW_OUTPUTS'): keep_outputs(notebook, before)
-    clean_nb(notebook)
+        if not os.environ.get('ELLECI_NEW_OUTPUTS'): keep_committed(notebook, before)
+    clean_nb(notebook, allowed_cell_metadata_keys=['jupyter'])
 
 if 'get_config' in globals():                          # read by Jupyter, not imported by a check
     from elleci.commands import idle_threads_sleep
     idle_threads_sleep(os.environ)
-    get_config().FileContentsManager.pre_save_hook = clean_on_save  # noqa: F821
+    c = get_config()                                   # noqa: F821
+    c.FileContentsManager.pre_save_hook = clean_on_save
+    c.LabApp.default_url = c.ServerApp.default_url = '/lab/tree/nbs/index.ipynb'
+    # Nothing here goes to the network without being asked: neither for news nor for updates.
+    c.LabApp.news_url = None
+    c.LabApp.check_for_updates_class = 'jupyterlab.NeverCheckForUpdate'
