@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..annotate import DECLARED_TEMPORARIES, declare_temporaries
 from ..core import UserError
 
-# %% ../../nbs/09_emulate.ipynb #ad5b5b08
+# %% ../../nbs/09_emulate.ipynb #9f1fc1c6
 aten = torch.ops.aten
 
 
@@ -269,7 +269,7 @@ def _sum_cpu(x, *args, dtype=None, **kwargs):
     if x.dtype == torch.bool: return [8*x.numel()], []
     return [], []
 
-# %% ../../nbs/09_emulate.ipynb #5580bf8f
+# %% ../../nbs/09_emulate.ipynb #df08fd08
 class _Tile(NamedTuple):
     "How the CPU's attention kernel cuts its work"
     rows:int     # queries in a tile
@@ -287,7 +287,7 @@ def _attention_tile(
     rows = 256 if T >= 768 else 64 if T >= 192 else 32
     return _Tile(min(T, rows), min(512, S), max(4, q.dtype.itemsize), torch.get_num_threads())
 
-# %% ../../nbs/09_emulate.ipynb #8bb8683b
+# %% ../../nbs/09_emulate.ipynb #daafb64e
 @declare_temporaries(aten._scaled_dot_product_flash_attention_for_cpu.default, target='cpu')
 def _attention_cpu(q, k, v, *args, **kwargs):
     "Scores, a maximum and a sum for each row, and the output, of each thread's tile"
@@ -325,7 +325,7 @@ def _attention_backward_cuda(g, q, *args, **kwargs):
     padded_P = -(-P//32)*32
     return [], [4*B*H*padded_T, 4*B*H*padded_T*padded_P]
 
-# %% ../../nbs/09_emulate.ipynb #7646097d
+# %% ../../nbs/09_emulate.ipynb #5f91732d
 def _cast_copies(
     func, # an operator
     args:tuple,
@@ -352,7 +352,7 @@ def _inplace_upcast(
     if copies and in_place and args[0].dtype != torch.result_type(*args[:2]): return copies[:1]
     return []
 
-# %% ../../nbs/09_emulate.ipynb #dc352693
+# %% ../../nbs/09_emulate.ipynb #8c54ee03
 class Temporaries(NamedTuple):
     "What an operator allocates for itself, in bytes, in this order; all freed when it ends"
     upcast:list # result of an operation in place, in a wider dtype; freed before the others
@@ -373,7 +373,7 @@ def find_temporaries(
     copies = _cast_copies(func, args)
     return Temporaries(_inplace_upcast(func, args, copies), copies, [])
 
-# %% ../../nbs/09_emulate.ipynb #42161f64
+# %% ../../nbs/09_emulate.ipynb #b8ebb087
 def _reference_counts(
     t:Tensor,
 )->tuple: # of the tensor, of its storage
@@ -395,7 +395,7 @@ def sole_owner_counts()->tuple: # of a tensor, of its storage
         (x.exp()*1 + x.sin()*1).sum().backward()
     return seen[0]
 
-# %% ../../nbs/09_emulate.ipynb #de8e6df6
+# %% ../../nbs/09_emulate.ipynb #530c8a79
 def _called_by_autograd(
     frame, # of a `__torch_dispatch__`
 )->bool:
@@ -417,7 +417,7 @@ def _is_sole_owner(
     if a is b or a.shape != b.shape or a.dtype != b.dtype: return False
     return all(n <= alone for n, alone in zip(_reference_counts(a), sole_owner_counts()))
 
-# %% ../../nbs/09_emulate.ipynb #2555627f
+# %% ../../nbs/09_emulate.ipynb #24495c20
 SCATTERS = {aten.scatter_add.default, aten.index_add.default, aten.index_put.default, aten.scatter.src}
 
 
