@@ -17,10 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..annotate import DECLARED_TEMPORARIES, declare_temporaries
 from ..core import UserError
 
-# %% ../../nbs/09_emulate.ipynb #acb84b7b
+# %% ../../nbs/09_emulate.ipynb #9f1fc1c6
 aten = torch.ops.aten
 
-# %% ../../nbs/09_emulate.ipynb #824d7aa8
+
 def _sdpa_cpu(
     q:Tensor,         # (B, H, T, P)
     k:Tensor,         # (B, H, S, P)
@@ -269,7 +269,7 @@ def _sum_cpu(x, *args, dtype=None, **kwargs):
     if x.dtype == torch.bool: return [8*x.numel()], []
     return [], []
 
-# %% ../../nbs/09_emulate.ipynb #02a7b942
+# %% ../../nbs/09_emulate.ipynb #df08fd08
 class _Tile(NamedTuple):
     "How the CPU's attention kernel cuts its work"
     rows:int     # queries in a tile
@@ -277,7 +277,7 @@ class _Tile(NamedTuple):
     itemsize:int # bytes of a number, which is fp32 at least
     threads:int  # each has a tile of its own
 
-# %% ../../nbs/09_emulate.ipynb #ea80e566
+
 def _attention_tile(
     q:Tensor, # (B, H, T, P) queries
     k:Tensor, # (B, H, S, P) keys
@@ -287,7 +287,7 @@ def _attention_tile(
     rows = 256 if T >= 768 else 64 if T >= 192 else 32
     return _Tile(min(T, rows), min(512, S), max(4, q.dtype.itemsize), torch.get_num_threads())
 
-# %% ../../nbs/09_emulate.ipynb #eafd3a59
+# %% ../../nbs/09_emulate.ipynb #daafb64e
 @declare_temporaries(aten._scaled_dot_product_flash_attention_for_cpu.default, target='cpu')
 def _attention_cpu(q, k, v, *args, **kwargs):
     "Scores, a maximum and a sum for each row, and the output, of each thread's tile"
@@ -296,7 +296,7 @@ def _attention_cpu(q, k, v, *args, **kwargs):
     if q.dtype.itemsize < 4: after.append(tile.threads*tile.rows*tile.cols*q.dtype.itemsize)
     return [], after
 
-# %% ../../nbs/09_emulate.ipynb #b55bfc66
+
 @declare_temporaries(aten._scaled_dot_product_flash_attention_for_cpu_backward.default, target='cpu')
 def _attention_backward_cpu(g, q, k, *args, **kwargs):
     "Scores and their gradients of each thread's tile"
@@ -308,7 +308,7 @@ def _attention_backward_cpu(g, q, k, *args, **kwargs):
     after.append(tile.itemsize*tile.rows)
     return before, after
 
-# %% ../../nbs/09_emulate.ipynb #9f7e1422
+
 @declare_temporaries(aten.native_layer_norm_backward.default, target='cpu')
 def _layer_norm_backward_cpu(g, x, shape, mean, rstd, weight, bias, wanted, **kwargs):
     "Each thread's sums for the gradients of weight and bias"
@@ -325,7 +325,7 @@ def _attention_backward_cuda(g, q, *args, **kwargs):
     padded_P = -(-P//32)*32
     return [], [4*B*H*padded_T, 4*B*H*padded_T*padded_P]
 
-# %% ../../nbs/09_emulate.ipynb #aee2d56d
+# %% ../../nbs/09_emulate.ipynb #5f91732d
 def _cast_copies(
     func, # an operator
     args:tuple,
@@ -341,7 +341,7 @@ def _cast_copies(
     for t in tensors[2:]: common = torch.promote_types(common, t.dtype)
     return [t.numel()*common.itemsize for t in tensors if t.dtype != common]
 
-# %% ../../nbs/09_emulate.ipynb #3f98207d
+
 def _inplace_upcast(
     func, # an operator
     args:tuple,
@@ -352,14 +352,14 @@ def _inplace_upcast(
     if copies and in_place and args[0].dtype != torch.result_type(*args[:2]): return copies[:1]
     return []
 
-# %% ../../nbs/09_emulate.ipynb #3104ec12
+# %% ../../nbs/09_emulate.ipynb #8c54ee03
 class Temporaries(NamedTuple):
     "What an operator allocates for itself, in bytes, in this order; all freed when it ends"
     upcast:list # result of an operation in place, in a wider dtype; freed before the others
     before:list # before the operator's outputs
     after:list  # after the operator's outputs
 
-# %% ../../nbs/09_emulate.ipynb #aa615fec
+
 def find_temporaries(
     target:str, # 'cpu' or 'cuda'
     func,       # operator
@@ -373,14 +373,14 @@ def find_temporaries(
     copies = _cast_copies(func, args)
     return Temporaries(_inplace_upcast(func, args, copies), copies, [])
 
-# %% ../../nbs/09_emulate.ipynb #4448ffe4
+# %% ../../nbs/09_emulate.ipynb #b8ebb087
 def _reference_counts(
     t:Tensor,
 )->tuple: # of the tensor, of its storage
     "How many owners there are"
     return t._use_count(), torch._C._storage_Use_Count(t.untyped_storage()._cdata)
 
-# %% ../../nbs/09_emulate.ipynb #c61394bb
+
 @functools.cache
 def sole_owner_counts()->tuple: # of a tensor, of its storage
     "The reference counts, seen from a dispatch mode, of a gradient that only autograd's engine holds"
@@ -395,7 +395,7 @@ def sole_owner_counts()->tuple: # of a tensor, of its storage
         (x.exp()*1 + x.sin()*1).sum().backward()
     return seen[0]
 
-# %% ../../nbs/09_emulate.ipynb #11f9ca95
+# %% ../../nbs/09_emulate.ipynb #530c8a79
 def _called_by_autograd(
     frame, # of a `__torch_dispatch__`
 )->bool:
@@ -406,7 +406,7 @@ def _called_by_autograd(
         and frame.f_back.f_code.co_name == '_engine_run_backward'
     )
 
-# %% ../../nbs/09_emulate.ipynb #4b71daed
+
 def _is_sole_owner(
     args:tuple, # of an `add`
     kwargs:dict,
@@ -417,10 +417,10 @@ def _is_sole_owner(
     if a is b or a.shape != b.shape or a.dtype != b.dtype: return False
     return all(n <= alone for n, alone in zip(_reference_counts(a), sole_owner_counts()))
 
-# %% ../../nbs/09_emulate.ipynb #7d90a58d
+# %% ../../nbs/09_emulate.ipynb #24495c20
 SCATTERS = {aten.scatter_add.default, aten.index_add.default, aten.index_put.default, aten.scatter.src}
 
-# %% ../../nbs/09_emulate.ipynb #1ec5db03
+
 def writes_in_place(
     func,        # operator
     args:tuple,
