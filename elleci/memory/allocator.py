@@ -675,7 +675,7 @@ def _restore(a, trace):
 # %% ../../nbs/12_allocator_traces.ipynb #9fc1cc8c
 UNRECORDED_ADDRESS = 2**60 # addresses from here on are of segments that the record does not have
 
-# %% ../../nbs/12_allocator_traces.ipynb #9caa85b6
+
 class _RecordedPlaces:
     "Gives the segments that our rules take the addresses at which the card took them"
     def __init__(self):
@@ -699,7 +699,7 @@ def _is_free_segment(a, base):
     head = a.segment_heads[base]
     return head.state is FREE and head.next is None
 
-# %% ../../nbs/12_allocator_traces.ipynb #d95b4787
+
 def _drop_segment(a, base):
     "Forget the wholly free segment at `base`"
     block = a.segment_heads.pop(base)
