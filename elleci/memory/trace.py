@@ -161,7 +161,7 @@ def _storage_key(
     "The address of the storage's C++ object: the same for all views, and used again once it's freed"
     return t.untyped_storage()._cdata
 
-# %% ../../nbs/11_trace.ipynb #06c2c27e
+
 def _tensors(
     out, # an operator's output, or arguments
 )->list:
@@ -273,9 +273,13 @@ def _describe(
     return tuple(key)
 
 # %% ../../nbs/11_trace.ipynb #fe17d1f7
+# (operator, what its outputs depend on): a function of the arguments; grows with the shapes that were met
+OUTPUT_FACTORIES = {}
+
+
 def _return_none(args): return None
 
-# %% ../../nbs/11_trace.ipynb #dfc2ad8c
+
 def _return_first(args): return args[0]
 
 # %% ../../nbs/11_trace.ipynb #f60dde75
@@ -306,15 +310,11 @@ def _output_factory(
     )
 
 # %% ../../nbs/11_trace.ipynb #c4880bb1
-# (operator, what its outputs depend on): a function of the arguments; grows with the shapes that were met
-OUTPUT_FACTORIES = {}
-
-# %% ../../nbs/11_trace.ipynb #1dc9f35d
 aten = torch.ops.aten
 NONFINITE_TESTS = {aten.isnan.default, aten.isinf.default}
 FLAG_REDUCTIONS = {aten.any.default, aten.any.dim, aten.logical_or.default, aten.bitwise_or.Tensor}
 
-# %% ../../nbs/11_trace.ipynb #b48ca735
+
 class _OperatorInfo:
     "What the recorder looks up once for each operator"
     def __init__(self,
@@ -438,7 +438,7 @@ def _by_category(
     for a in allocations: out[a.category] += a.nbytes
     return out
 
-# %% ../../nbs/11_trace.ipynb #eb60c03b
+
 @dataclass
 class Trace:
     "The memory of some training steps: what was allocated, and in which order it came and went"
@@ -562,7 +562,7 @@ def _preexisting_first(
         else: allocations[~e].free_event = n
     return events
 
-# %% ../../nbs/11_trace.ipynb #8bd39fe5
+# %% ../../nbs/11_trace.ipynb #90f4889e
 @contextlib.contextmanager
 def _meta_errors_explained():
     "What meta tensors cannot do becomes one sentence"
@@ -574,7 +574,7 @@ def _meta_errors_explained():
             'values, and every tensor must be on meta.'
         ) from e
 
-# %% ../../nbs/11_trace.ipynb #90f4889e
+
 def _check_on_meta(
     model:nn.Module,
     inputs:list,  # tensors
@@ -590,7 +590,7 @@ def _check_on_meta(
                 f"{name} is not on meta: build the model and its inputs under `with torch.device('meta')`."
             )
 
-# %% ../../nbs/11_trace.ipynb #e532095e
+# %% ../../nbs/11_trace.ipynb #37d764b6
 def _optimizer_states(
     recorder:Recorder, # after the steps
 )->set: # numbers of allocations
@@ -601,7 +601,7 @@ def _optimizer_states(
     tensors += [t for o in recorder.position.optimizers for t in getattr(o, 'shared_tensors', ())]
     return {recorder.log.index_of(t) for t in tensors} - {None}
 
-# %% ../../nbs/11_trace.ipynb #37d764b6
+
 def _as_trace(
     recorder:Recorder, # after the steps
     loss_layers:tuple, # modules whose tensors count as 'logits and loss'
