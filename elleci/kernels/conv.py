@@ -372,7 +372,7 @@ def conv_silu(
 
 # %% ../../nbs/17_conv.ipynb #ddc70e4f
 def launches()->list: # (name, function without arguments)
-    "What `elleci.kernels.triton_compat.compile_report` compiles: recipe A's shapes on CPU tensors"
+    "What `elleci.kernels.triton_compat.compile_report` compiles: the 1.5B model's shapes on CPU tensors"
     found = []
     for dtype in (torch.bfloat16, torch.float32):
         name = str(dtype)[6:]

@@ -201,7 +201,7 @@ def gated_rms_norm(
 
 # %% ../../nbs/18_gated_norm.ipynb #c5987fd2
 def launches()->list: # (name, function without arguments)
-    "What `elleci.kernels.triton_compat.compile_report` compiles: recipe A's shapes on CPU tensors"
+    "What `elleci.kernels.triton_compat.compile_report` compiles: the 1.5B model's shapes on CPU tensors"
     found = []
     for dtype in (torch.bfloat16, torch.float32):
         name = f'gated_rms_norm {str(dtype)[6:]}'

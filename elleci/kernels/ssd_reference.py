@@ -59,29 +59,82 @@ def block_decays(
     entering = torch.exp(sums.to(dtype).masked_fill(is_new[..., None], -torch.inf))
     return L, entering, sums[..., -1, :]
 
-# %% ../../nbs/20_ssd.ipynb #7b145574
+# %% ../../nbs/20_ssd.ipynb #5ae0121c
+def _chunks(
+    t:Tensor, # (B, T, …)
+    Q:int,    # chunk length
+): # (B, ⌈T/Q⌉, Q, …)
+    "Cut dimension 1 into chunks of Q, padded with zeros"
+    return F.pad(t, (0, 0)*(t.ndim - 2) + (0, -t.shape[1] % Q)).unflatten(1, (-1, Q))
+
+# %% ../../nbs/20_ssd.ipynb #a2ba7e3f
+def _chunk_documents(
+    seq_idx:Tensor|None, # (B, T) integers; None: one document in each row
+    x:Tensor, # (B, T, H, P) for its batch, length and device
+    Q:int,    # chunk length
+)->tuple[Tensor, Tensor]: # (B, n, Q) inside the n chunks; (B, n+1) before the first and after each
+    "The documents' numbers, in chunks; the last document covers the padding"
+    b, T = x.shape[:2]
+    doc_ids = x.new_zeros(b, T, dtype=torch.long) if seq_idx is None else document_ids(seq_idx)
+    doc_ids = torch.cat([doc_ids, doc_ids[:, -1:].expand(-1, -T % Q)], 1).unflatten(1, (-1, Q))
+    return doc_ids, torch.cat([doc_ids[:, :1, 0], doc_ids[..., -1]], 1)
+
+# %% ../../nbs/20_ssd.ipynb #0ff578ee
+def _inside_chunks(
+    L:Tensor,   # (B, n, G, H/G, Q, Q) decays
+    xdt:Tensor, # (B, n, Q, G, H/G, P) values times step sizes
+    B:Tensor,   # (B, n, Q, G, N)
+    C:Tensor,   # (B, n, Q, G, N)
+)->Tensor: # (B, n, Q, G, H/G, P)
+    "What each step gets from the steps of its own chunk"
+    scores = torch.einsum('bkign,bkjgn->bkgij', C, B)
+    return torch.einsum('bkgrij,bkjgrp->bkigrp', scores[:, :, :, None]*L, xdt)
+
+# %% ../../nbs/20_ssd.ipynb #df1ff826
+def _sent_states(
+    L:Tensor,   # (B, n, G, H/G, Q, Q) decays
+    xdt:Tensor, # (B, n, Q, G, H/G, P) values times step sizes
+    B:Tensor,   # (B, n, Q, G, N)
+)->Tensor: # (B, n, H, P·N)
+    "What the steps of each chunk leave in the state at its end"
+    sent = torch.einsum('bkgrj,bkjgrp,bkjgn->bkgrpn', L[..., -1, :], xdt, B)
+    return sent.flatten(4).flatten(2, 3)
+
+# %% ../../nbs/20_ssd.ipynb #00cde0d7
 def scan_states(
-    u:Tensor,     # (B, C, H, K) what each of C chunks adds, states flattened to K
-    log_a:Tensor, # (B, C, H) log decay of each chunk, in float64 as `block_decays` gives it
-    doc_ids:Tensor, # (B, C) document id at the end of each chunk
-    width:int=64, # longest sequence treated as one matrix
-)->Tensor: # (B, C, H, K) the state after each chunk
-    "h[c] = exp(log_a[c])·h[c−1] + u[c] for all c at once; h[c−1] counts as zero where the document changes"
-    n = u.shape[1]
+    sent:Tensor,    # (B, n, H, P·N) what each of n chunks adds
+    log_a:Tensor,   # (B, n, H) log decay of each chunk, in float64 as `block_decays` gives it
+    doc_ids:Tensor, # (B, n) document id at the end of each chunk
+    width:int=64,   # longest sequence treated as one matrix
+)->Tensor: # (B, n, H, P·N) the state after each chunk
+    "h[k] = exp(log_a[k])·h[k−1] + sent[k] for all k at once; h[k−1] is zero where the document changes"
+    n = sent.shape[1]
     if n <= width:
-        L, _, _ = block_decays(log_a, doc_ids, doc_ids[:, 0], u.dtype)
-        return torch.einsum('bhij,bjhk->bihk', L, u)
+        L, _, _ = block_decays(log_a, doc_ids, doc_ids[:, 0], sent.dtype)
+        return torch.einsum('bhij,bjhs->bihs', L, sent)
     pad = -n % width
-    u, log_a = (F.pad(t, (0, 0)*(t.ndim - 2) + (0, pad)) for t in (u, log_a))
+    sent, log_a = (F.pad(t, (0, 0)*(t.ndim - 2) + (0, pad)) for t in (sent, log_a))
     doc_ids = torch.cat([doc_ids, doc_ids[:, -1:].expand(-1, pad)], 1)
-    u, log_a, doc_ids = (t.unflatten(1, (-1, width)) for t in (u, log_a, doc_ids))
+    sent, log_a, doc_ids = (t.unflatten(1, (-1, width)) for t in (sent, log_a, doc_ids))
     before = torch.cat([doc_ids[:, :1, 0], doc_ids[:, :-1, -1]], 1)
-    L, entering, total = block_decays(log_a, doc_ids, before, u.dtype)
-    h = torch.einsum('bchij,bcjhk->bcihk', L, u)
+    L, entering, total = block_decays(log_a, doc_ids, before, sent.dtype)
+    h = torch.einsum('bkhij,bkjhs->bkihs', L, sent)
     ends = scan_states(h[:, :, -1], total, doc_ids[:, :, -1], width)
     # Nothing enters the first block.
     states = F.pad(ends[:, :-1], (0, 0, 0, 0, 1, 0))
     return (h + entering[..., None]*states[:, :, None]).flatten(1, 2)[:, :n]
+
+# %% ../../nbs/20_ssd.ipynb #342b6547
+def _read_states(
+    states:Tensor,   # (B, n, H, P·N) before each chunk
+    entering:Tensor, # (B, n, Q, H) decay from the start of the chunk to each step
+    C:Tensor,        # (B, n, Q, G, N)
+)->Tensor: # (B, n, Q, G, H/G, P)
+    "What each step gets from the chunks before its own"
+    G, N = C.shape[3:]
+    states = states.unflatten(2, (G, -1)).unflatten(-1, (-1, N))
+    y = torch.einsum('bkign,bkgrpn->bkigrp', C, states)
+    return y*entering.unflatten(-1, (G, -1))[..., None]
 
 # %% ../../nbs/20_ssd.ipynb #9a010718
 def _check_shapes(x, dt, A, B, C, D=None, initial_state=None, seq_idx=None):
@@ -106,15 +159,7 @@ def _check_shapes(x, dt, A, B, C, D=None, initial_state=None, seq_idx=None):
             'B and C (B,T,G,N) with G a divisor of H, initial_state (B,H,P,N), seq_idx (B,T).'
         )
 
-# %% ../../nbs/20_ssd.ipynb #5ae0121c
-def _chunks(
-    t:Tensor, # (B, T, …)
-    Q:int,    # chunk length
-): # (B, ⌈T/Q⌉, Q, …)
-    "Cut dimension 1 into chunks of Q, padded with zeros"
-    return F.pad(t, (0, 0)*(t.ndim - 2) + (0, -t.shape[1] % Q)).unflatten(1, (-1, Q))
-
-# %% ../../nbs/20_ssd.ipynb #a61c583c
+# %% ../../nbs/20_ssd.ipynb #45705b68
 def ssd_chunked(
     x:Tensor,  # (B, T, H, P) values, any float dtype
     dt:Tensor, # (B, T, H) step sizes after softplus
@@ -131,35 +176,23 @@ def ssd_chunked(
     _check_shapes(x, dt, A, B, C, D, initial_state, seq_idx)
     (b, T, H, P), (G, N), Q = x.shape, B.shape[2:], min(chunk_size, x.shape[1])
     dtype = compute_dtype(x)
-    doc_ids = x.new_zeros(b, T, dtype=torch.long) if seq_idx is None else document_ids(seq_idx)
-    doc_ids = torch.cat([doc_ids, doc_ids[:, -1:].expand(-1, -T % Q)], 1).unflatten(1, (-1, Q))
-    # The documents before each row, at the end of each chunk, and before each chunk.
-    first, last = doc_ids[:, :1, 0], doc_ids[..., -1]
-    before = torch.cat([first, last[:, :-1]], 1)
-    # Heads are split into (G, H/G): g and r in the subscripts, c for chunks.
+    doc_ids, edges = _chunk_documents(seq_idx, x, Q)
     with full_precision(x):
         xc, dtc, Bc, Cc = (_chunks(t.to(dtype), Q) for t in (x, dt, B, C))
         xdt = (xc*dtc[..., None]).unflatten(3, (G, H//G))
-        L, entering, total = block_decays(dtc*A.to(dtype), doc_ids, before, dtype)
+        L, entering, total = block_decays(dtc*A.to(dtype), doc_ids, edges[:, :-1], dtype)
         L = L.unflatten(2, (G, H//G))
-        # 1. Inside the chunks.
-        scores = torch.einsum('bcign,bcjgn->bcgij', Cc, Bc)
-        y = torch.einsum('bcgrij,bcjgrp->bcigrp', scores[:, :, :, None]*L, xdt)
-        # 2. What each chunk sends.
-        sent = torch.einsum('bcgrj,bcjgrp,bcjgn->bcgrpn', L[..., -1, :], xdt, Bc).reshape(b, -1, H, P*N)
-        # 3. Between the chunks.
+        y = _inside_chunks(L, xdt, Bc, Cc)
+        sent = _sent_states(L, xdt, Bc)
+        # The initial state is what a chunk before the first one sends.
         if initial_state is None: start = xc.new_zeros(b, 1, H, P*N)
         else: start = initial_state.to(dtype).reshape(b, 1, H, P*N)
-        log_decays = F.pad(total, (0, 0, 1, 0))
-        h = scan_states(torch.cat([start, sent], 1), log_decays, torch.cat([first, last], 1))
-        # 4. What each chunk receives.
-        received = h[:, :-1].unflatten(2, (G, H//G)).unflatten(-1, (P, N))
-        y_received = torch.einsum('bcign,bcgrpn->bcigrp', Cc, received)
-        y = y + y_received*entering.unflatten(-1, (G, H//G))[..., None]
+        states = scan_states(torch.cat([start, sent], 1), F.pad(total, (0, 0, 1, 0)), edges)
+        y = y + _read_states(states[:, :-1], entering, Cc)
         y = y.reshape(b, -1, H, P)[:, :T]
         if D is not None: y = y + D.to(dtype)[:, None]*x
     y = y.to(x.dtype)
-    return (y, h[:, -1].unflatten(-1, (P, N))) if return_final_state else y
+    return (y, states[:, -1].unflatten(-1, (P, N))) if return_final_state else y
 
 # %% ../../nbs/20_ssd.ipynb #c8c09abb
 def ssd_step(
