@@ -42,7 +42,7 @@ def assert_close(
     where = tuple(int(i) for i in where)
     raise AssertionError(
         f'{label}: {int(bad.sum())} of {a.numel()} differ, worst at {where}: {a[where]:.6g} against '
-        f'{e[where]:.6g} (atol={atol:g}, rtol={rtol:g})'
+        f'{e[where]:.6g}, off by {(a - e)[where].abs():.1e} (atol={atol:g}, rtol={rtol:g})'
     )
 
 # %% ../nbs/00_core.ipynb #64dc2f55
