@@ -44,20 +44,24 @@ class Import(NamedTuple):
 
 
 def exported(cells):
-    "The exported code of a notebook's cells, without magics"
+    "{module: exported code} of a notebook, without magics; a cell may name another module than the notebook"
     code = [''.join(c['source']) for c in cells if c['cell_type'] == 'code']
-    kept = [s for s in code if re.search(r'^#\|\s*export', s, re.M)]
-    return '\n'.join('' if re.match(r'\s*[%!]', line) else line for s in kept for line in s.split('\n'))
+    named = re.search(r'^#\|\s*default_exp\s+(\S+)', '\n'.join(code), re.M)
+    by_module = {f'elleci.{named[1]}': ''} if named else {}
+    for source in code:
+        export = re.search(r'^#\|\s*export\w*[ \t]*([\w.]*)', source, re.M)
+        if not export: continue
+        module = f'elleci.{export[1] or named[1]}'
+        kept = '\n'.join('' if re.match(r'\s*[%!]', line) else line for line in source.split('\n'))
+        by_module[module] = by_module.get(module, '') + '\n' + kept
+    return by_module
 
 
 def lessons(folder):
-    "The notebooks of a folder that fill a module"
+    "The notebooks of a folder that fill a module; one that fills several counts once for each"
     for path in sorted(Path(folder).glob('[0-9]*.ipynb')):
         cells = json.loads(path.read_text(encoding='utf-8'))['cells']
-        text = '\n'.join(''.join(c['source']) for c in cells if c['cell_type'] == 'code')
-        named = re.search(r'^#\|\s*default_exp\s+(\S+)', text, re.M)
-        if named:
-            yield Lesson(path.name, f'elleci.{named[1]}', exported(cells))
+        for module, source in exported(cells).items(): yield Lesson(path.name, module, source)
 
 
 def called(node):
