@@ -52,7 +52,9 @@ def title(cells):
 def module(cells):
     "The module that a notebook exports to, or ''"
     code = '\n'.join(text(c) for c in cells if c['cell_type'] == 'code')
-    found = re.search(r'^#\|\s*default_exp\s+(\S+)', code, re.M)
+    # What it begins, or what its cells add to.
+    patterns = r'^#\|\s*default_exp\s+(\S+)', r'^#\|\s*export\w*[ \t]+([\w.]+)'
+    found = next(filter(None, (re.search(pattern, code, re.M) for pattern in patterns)), None)
     if not found:
         return ''
     return 'elleci' if found[1] == '__init__' else f'elleci.{found[1]}'
