@@ -25,28 +25,6 @@ def out_of_range(
     "Which labels are neither in the vocabulary nor `IGNORE_INDEX`"
     return ((labels < 0) | (labels >= V)) & (labels != IGNORE_INDEX)
 
-# %% ../../nbs/60_grad_accum.ipynb #7d0c022d
-def _raise_for_labels(micro_batches, V):
-    "Raise `UserError` for labels that cannot be trained on, naming the first"
-    for n, (_, labels, _) in enumerate(micro_batches):
-        bad = out_of_range(labels, V).nonzero()
-        if len(bad):
-            raise UserError(
-                f'Micro-batch {n} has label {int(labels[tuple(bad[0])])} at {tuple(bad[0].tolist())}: '
-                f'give 0 to {V - 1}, or {IGNORE_INDEX} where none is counted.'
-            )
-    raise UserError('Not one token of this step is counted in the loss: check the labels.')
-
-# %% ../../nbs/60_grad_accum.ipynb #4854cea9
-def check_labels(
-    labels:Tensor,   # (B, T) int64
-    model:nn.Module, # an `Elleci`
-):
-    "`UserError` for labels that are out of range; for an evaluation, where none needs to be counted"
-    V = model.head.weight.shape[0]
-    if bool(out_of_range(labels, V).any()):
-        _raise_for_labels([(None, labels, None)], V)
-
 # %% ../../nbs/60_grad_accum.ipynb #cbcbf18a
 def _check_micro_batches(micro_batches):
     "`UserError` for micro-batches whose tensors do not fit together; looks at no number"
@@ -70,6 +48,28 @@ def _check_micro_batches(micro_batches):
                     f'Micro-batch {n} has {name} in {t.dtype} on {t.device}, '
                     f'the first in {like.dtype} on {like.device}: give all alike.'
                 )
+
+# %% ../../nbs/60_grad_accum.ipynb #7d0c022d
+def _raise_for_labels(micro_batches, V):
+    "Raise `UserError` for labels that cannot be trained on, naming the first"
+    for n, (_, labels, _) in enumerate(micro_batches):
+        bad = out_of_range(labels, V).nonzero()
+        if len(bad):
+            raise UserError(
+                f'Micro-batch {n} has label {int(labels[tuple(bad[0])])} at {tuple(bad[0].tolist())}: '
+                f'give 0 to {V - 1}, or {IGNORE_INDEX} where none is counted.'
+            )
+    raise UserError('Not one token of this step is counted in the loss: check the labels.')
+
+# %% ../../nbs/60_grad_accum.ipynb #4854cea9
+def check_labels(
+    labels:Tensor,   # (B, T) int64
+    model:nn.Module, # an `Elleci`
+):
+    "`UserError` for labels that are out of range; for an evaluation, where none needs to be counted"
+    V = model.head.weight.shape[0]
+    if bool(out_of_range(labels, V).any()):
+        _raise_for_labels([(None, labels, None)], V)
 
 # %% ../../nbs/60_grad_accum.ipynb #1237a6dc
 def count_labels(
