@@ -5,11 +5,12 @@
     python .ci/course.py --check    changes nothing; prints what is missing or out of date
     python .ci/course.py --add      gives each notebook that is missing in the table an entry, to be edited
 
-Its one source is `nbs/course.toml`. A notebook gets two cells of prose with the comment `<!-- course -->`:
-one below its title, one at its end. The index gets its cells that begin with `<!-- course: ... -->` filled.
+Its one source is `nbs/course.toml`. A notebook gets two paragraphs, each behind the comment `<!-- course -->`
+at the end of a cell: of the one with its title, and of its last prose. The index gets its cells that begin
+with `<!-- course: ... -->` filled.
 
 Minutes are computed from what there is to read: 200 words of prose or 20 lines of code a minute, half a
-minute for a picture, rounded up to five minutes. Hidden cells count nothing, nor do the two from here.
+minute for a picture, rounded up to five minutes. Hidden cells count nothing, nor do the two paragraphs.
 """
 import json, math, re, sys, tomllib
 from dataclasses import dataclass, field
@@ -35,11 +36,23 @@ class Entry:
 
 
 def text(cell): return ''.join(cell['source'])
-def is_ours(cell): return cell['cell_type'] == 'markdown' and text(cell).startswith(MARK)
+def with_text(cell, source): return cell | {'source': source.splitlines(keepends=True)}
 def link(name, label=''): return f'[{label or name}]({name}.ipynb)'
 
 
 def read_cells(path): return json.loads(path.read_text(encoding='utf-8'))['cells']
+
+
+def without_course(cells):
+    "A notebook's cells as its author wrote them"
+    kept = []
+    for cell in cells:
+        if cell['cell_type'] == 'markdown' and MARK in text(cell):
+            own = text(cell).split(MARK)[0].rstrip()
+            if not own: continue
+            cell = with_text(cell, own)
+        kept.append(cell)
+    return kept
 
 
 def title(cells):
@@ -65,7 +78,7 @@ def is_shown(cell): return not re.search(r'^#\|\s*hide\b', text(cell), re.M)
 
 def minutes(cells):
     "How long a notebook takes to read, by the rule above"
-    prose = [text(c) for c in cells if c['cell_type'] == 'markdown' and not is_ours(c)]
+    prose = [text(c) for c in cells if c['cell_type'] == 'markdown']
     code = [c for c in cells if c['cell_type'] == 'code' and is_shown(c)]
     words = sum(len(s.split()) for s in prose)
     lines = sum(bool(line.strip()) for c in code for line in text(c).split('\n'))
@@ -88,7 +101,7 @@ class Course:
         table = tomllib.loads((self.nbs/'course.toml').read_text(encoding='utf-8'))
         self.paths = table['paths']
         self.entries = {name: Entry(**values) for name, values in table['notebooks'].items()}
-        self.cells = {p.stem: read_cells(p) for p in sorted(self.nbs.glob('[0-9]*.ipynb'))}
+        self.cells = {p.stem: without_course(read_cells(p)) for p in sorted(self.nbs.glob('[0-9]*.ipynb'))}
         solutions = sorted((self.nbs/'solutions').glob('*.ipynb'))
         self.solutions = {p.stem: '\n'.join(map(text, read_cells(p))) for p in solutions}
 
@@ -125,7 +138,7 @@ class Course:
                 yield f"nbs/course.toml: in {path['title']!r}, {name} comes before {late}, which it needs."
 
     def header(self, name):
-        "The cell below a notebook's title"
+        "The paragraph below a notebook's title"
         entry = self.entries[name]
         n = minutes(self.cells[name])
         at_leisure = '; look up what you need' if entry.shelf == 'reference' else ''
@@ -143,7 +156,7 @@ class Course:
         return f"{MARK}\n{' '.join(parts)}"
 
     def footer(self, name):
-        "The cell at a notebook's end"
+        "The paragraph at a notebook's end"
         lines = []
         solved = [s for s, words in self.solutions.items() if re.search(rf'\b{re.escape(name)}\b', words)]
         if solved:
@@ -171,16 +184,18 @@ class Course:
     def named_link(self, name): return f'{link(name)}, {title(self.cells[name])}'
 
     def with_cells(self, name):
-        "A notebook's cells with its two cells of the course, newly written"
-        cells = [c for c in self.cells[name] if not is_ours(c)]
+        "A notebook's cells with its two paragraphs of the course, newly written"
+        cells = list(self.cells[name])
         top = next(i for i, c in enumerate(cells) if re.search(r'^# .+', text(c), re.M)
-                   and c['cell_type'] == 'markdown') + 1
+                   and c['cell_type'] == 'markdown')
+        cells[top] = appended(cells[top], self.header(name))
         end = len(cells)
-        while end > top and cells[end - 1]['cell_type'] == 'code' and not is_shown(cells[end - 1]):
+        while end > top + 1 and cells[end - 1]['cell_type'] == 'code' and not is_shown(cells[end - 1]):
             end -= 1
-        header = prose('course-header', self.header(name))
-        footer = prose('course-footer', self.footer(name))
-        return [*cells[:top], header, *cells[top:end], footer, *cells[end:]]
+        if cells[end - 1]['cell_type'] == 'markdown' and end - 1 > top:
+            cells[end - 1] = appended(cells[end - 1], self.footer(name))
+            return cells
+        return [*cells[:end], prose('course-footer', self.footer(name)), *cells[end:]]
 
     def for_index(self):
         "What the index's cells of the course hold, by their names"
@@ -207,6 +222,9 @@ class Course:
             exported = f'`{module(cells)}`' if module(cells) else ''
             rows.append(f'| {link(name)} | {entry.shelf} | {minutes(cells)} | {exported} | {entry.shows} |')
         return '\n'.join(rows)
+
+
+def appended(cell, paragraph): return with_text(cell, f'{text(cell).rstrip()}\n\n{paragraph}')
 
 
 def prose(cell_id, source):
