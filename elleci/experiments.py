@@ -166,7 +166,7 @@ TECHNIQUES = [
         against='lion8',
         taught_in='58_lion8',
     ),
-    Switch('lr-auto', 'learning rate', hooks=('range test',), taught_in='62_schedules'),
+    Switch('lr-auto', 'learning rate', hooks=('range test',), taught_in='62_schedules_reacting'),
     Switch('no-fused-loss', 'fused kernels', hooks=('plain loss',), taught_in='45_linear_cross_entropy'),
     Switch(
         'no-fused-kernels',
