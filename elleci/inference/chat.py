@@ -22,7 +22,7 @@ from ..training.load import load_run
 # %% ../../nbs/77_chat.ipynb #6bf013e2
 @dataclass(frozen=True)
 class _Turn:
-    "What somebody said"
+    "A message and its tokens"
     message:dict # {'role': …, 'content': …}
     ids:list     # its tokens, from IM_START to the line break behind IM_END
 
@@ -156,7 +156,7 @@ class Chat:
     def _append(self, turn, text, ids, new_ids):
         "Keep an exchange"
         if self.cache is not None: self.cached_ids = (ids + new_ids)[:self.cache.length]
-        # What is behind a stop string was not said.
+        # Tokens behind a stop string are not part of the reply.
         if text.stopped: new_ids = encode_text(self.tok, text.text)
         message = dict(role='assistant', content=text.text)
         self.turns += [turn, _Turn(message, self.opening + new_ids + self.closing)]
@@ -198,7 +198,7 @@ def _chatml_notice(
     model,
     tok,
 )->str: # one sentence; '' for a model that was trained on ChatML
-    "What to expect of a model that knows no conversations"
+    "What to expect of a model that was not trained on conversations"
     if (probability := role_probability(model, tok)) > .5: return ''
     return (
         f'This model gives the beginning of a turn a probability of {probability:.1%}: it was hardly trained '
@@ -217,8 +217,8 @@ Ctrl-C stops a reply. Every other line is a message.'''
 def _obey(
     chat:Chat,
     line:str, # begins with /
-)->str: # what to say to it
-    "Do what a command asks for; raises `UserError` for one that there is not"
+)->str: # the remark to show
+    "Run a command; raises `UserError` for an unknown one"
     command, _, rest = line.strip().partition(' ')
     if command == '/reset':
         chat.reset()
@@ -227,7 +227,9 @@ def _obey(
         chat.save(rest.strip())
         return f'{len(chat.messages)} messages are in {chat.saved_to}'
     if command == '/help': return HELP
-    raise UserError(f'{command[:40]} is no command: /help lists those there are; begin a message otherwise.')
+    raise UserError(
+        f'{command[:40]} is no command: /help lists the commands; begin a message with another character.'
+    )
 
 # %% ../../nbs/77_chat.ipynb #6761d46f
 def _show_reply(
@@ -332,7 +334,7 @@ def elleci_chat(
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
     chat = open_chat(run, system, context, max_tokens, sampling, check_stop(stop or ()))
     interactive = bool(sys.stdin and sys.stdin.isatty())
-    # Whoever reads our output as one reply for each line must not find remarks in it.
+    # A program that reads our output expects one reply per line, so remarks go to stderr.
     def note(text): print(text, file=sys.stdout if interactive else sys.stderr)
     if notice := _chatml_notice(chat.model, chat.tok): note(notice)
     if interactive: note(f'{run}: {chat.context:,} tokens of context; /help lists the commands')

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['KEY_TOKENS', 'VALUE_TOKENS', 'LANGUAGES', 'copy_row', 'recall_row', 'needle_row', 'recall_chance', 'text_tokens',
-           'Accuracy', 'score_task', 'rows_to_batch', 'learn_task', 'ClozeItem', 'cloze_file', 'cloze_items',
+           'Accuracy', 'rows_to_batch', 'learn_task', 'score_task', 'ClozeItem', 'cloze_file', 'cloze_items',
            'continuation_row', 'written_candidates', 'score_cloze']
 
 # %% ../../nbs/77_copy_and_recall.ipynb #c11f7c46
@@ -101,17 +101,6 @@ class Accuracy:
         low, high = self.interval
         return vars(self) | dict(standard_error=self.standard_error, interval_low=low, interval_high=high)
 
-# %% ../../nbs/77_copy_and_recall.ipynb #d415b1c1
-def score_task(
-    name:str,   # of the task, as a table shows it
-    model,      # an `Elleci`
-    rows:list,  # of `Row`
-    chance:float, # the accuracy of guessing
-)->Accuracy:
-    "How many of the tokens that are asked for a model finds likeliest"
-    scores = score_rows(model, rows)
-    return Accuracy(name, sum(score.accuracy for score in scores)/len(rows), len(rows), chance)
-
 # %% ../../nbs/77_copy_and_recall.ipynb #11e24857
 def rows_to_batch(
     rows:list, # of `Row`, all of one length
@@ -147,6 +136,17 @@ def learn_task(
         optimizer.step()
         losses.append(float(loss.detach()))
     return losses
+
+# %% ../../nbs/77_copy_and_recall.ipynb #d415b1c1
+def score_task(
+    name:str,   # of the task, as a table shows it
+    model,      # an `Elleci`
+    rows:list,  # of `Row`
+    chance:float, # the accuracy of guessing
+)->Accuracy:
+    "How many of the tokens that are asked for a model finds likeliest"
+    scores = score_rows(model, rows)
+    return Accuracy(name, sum(score.accuracy for score in scores)/len(rows), len(rows), chance)
 
 # %% ../../nbs/77_copy_and_recall.ipynb #96860442
 LANGUAGES = ('italian', 'english')
@@ -185,7 +185,7 @@ def continuation_row(
     alone, ids = encode_text(tok, context), encode_text(tok, context + continuation)
     if not continuation:
         raise UserError('The continuation is empty, so there is nothing to score: give some text.')
-    # A token may reach across the border: then it belongs to the continuation.
+    # A token across the border belongs to the continuation.
     same = 0
     while same < min(len(alone), len(ids) - 1) and alone[same] == ids[same]: same += 1
     return Row(np.array([BOS, *ids]), np.arange(1 + same, 1 + len(ids)))
