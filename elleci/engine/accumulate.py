@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['AUTOCAST_DTYPES', 'out_of_range', 'check_labels', 'count_labels', 'nonfinite_grads', 'clip_gradients', 'autocast',
-           'fp32_gradients', 'weight_aux_losses', 'step_result', 'grad_accum_step', 'eval_mode', 'GradAccumStep']
+           'fp32_gradients', 'weight_aux_losses', 'step_result', 'OneProcess', 'grad_accum_step', 'eval_mode',
+           'GradAccumStep']
 
 # %% ../../nbs/60_grad_accum.ipynb #ca38e162
 import contextlib
@@ -173,6 +174,35 @@ def _backward(losses, scaler):
     "Back-propagate from each loss that has a gradient, scaled for fp16 if there is a scaler"
     torch.autograd.backward([scaler.scale(v) if scaler else v for v in losses if v.requires_grad])
 
+# %% ../../nbs/60_grad_accum.ipynb #9528f280
+class OneProcess:
+    "What a step needs of the processes that share it, where there is only one"
+    def __init__(self,
+        model:nn.Module, # an `Elleci`
+    ):
+        self.model = model
+
+    def share(self,
+        micro_batch:tuple, # of (tokens, labels, seq_idx), each (B, T)
+    )->tuple:
+        "The part of a micro-batch that this process computes"
+        return micro_batch
+
+    def begin_micro_batch(self,
+        is_last:bool, # of the step: gradients are added up between processes in its backward pass
+    ):
+        "Called before the forward pass of each micro-batch"
+
+    def loss(self, tokens, labels, seq_idx)->Tensor: # () nats, summed over the labels of this process
+        "The model's loss, with a graph"
+        return token_loss(self.model, self.model.hidden(tokens, seq_idx), labels)
+
+    def total(self,
+        t:Tensor, # ()
+    )->Tensor: # ()
+        "The sum over all processes"
+        return t
+
 # %% ../../nbs/60_grad_accum.ipynb #9d7bdade
 def grad_accum_step(
     model:nn.Module,    # an `Elleci`
@@ -183,16 +213,20 @@ def grad_accum_step(
     clip_by:str='model',  # see `clip_gradients`
     on_micro_batch=lambda m: None, # called with the number of each micro-batch
     scaler:torch.amp.GradScaler|None=None, # of the loss, for fp16
+    ranks=None, # the processes that share the step; None: this one alone, see `OneProcess`
 )->dict: # see `step_result`
     "One optimizer step over all micro-batches, every token weighing the same; errors change nothing"
     n_labels = count_labels(micro_batches, model.head.weight.shape[0])
+    ranks = ranks or OneProcess(model)
     optimizer.zero_grad(set_to_none=True)
     loss, aux_values = 0., []
     with cache_ternary_weights(model):
-        for m, (tokens, labels, seq_idx) in enumerate(micro_batches):
+        for m, micro_batch in enumerate(micro_batches):
             on_micro_batch(m)
+            tokens, labels, seq_idx = ranks.share(micro_batch)
+            ranks.begin_micro_batch(is_last=m == len(micro_batches) - 1)
             with autocast(tokens.device, precision), collect_aux_losses() as aux_losses:
-                part = token_loss(model, model.hidden(tokens, seq_idx), labels)/n_labels
+                part = ranks.loss(tokens, labels, seq_idx)/n_labels
             aux_losses = weight_aux_losses(aux_losses, labels, n_labels)
             aux_values += [v.detach() for v in aux_losses]
             _backward((part, *aux_losses), scaler)
@@ -207,7 +241,7 @@ def grad_accum_step(
             # The scale shrinks after an overflow, and grows after many steps without one.
             scaler.update()
     optimizer.step()
-    return step_result(loss, n_labels, norm, aux_values)
+    return step_result(ranks.total(loss), n_labels, norm, [ranks.total(v) for v in aux_values])
 
 # %% ../../nbs/60_grad_accum.ipynb #86ce7e47
 @contextlib.contextmanager
@@ -240,6 +274,7 @@ class GradAccumStep:
         self.global_step = global_step
         self.on_update = None     # or a function of (unit, its parameters), e.g. to average weights
         self.compiled_blocks = None # or the `CompiledBlocks` of the model
+        self.ranks = OneProcess(model) # or the processes that share each step, see `63_data_parallel`
         self.partial_step = ''    # why no further step can be made, after one that ended half-way
         self.rng = StepRNG(model, seed)
         self.device = model.embedding.weight.device
@@ -278,6 +313,7 @@ class GradAccumStep:
                 self.clip_by,
                 self._set_rng_position,
                 self.scaler,
+                self.ranks,
             )
         except BaseException:
             self.optimizer.zero_grad(set_to_none=True)
