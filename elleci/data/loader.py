@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PATTERN_ROWS', 'interleave', 'Mixture', 'check_same_data', 'make_mixture', 'StepData', 'StepDataset', 'make_loader', 'open_data']
 
-# %% ../../nbs/74_mixing.ipynb #a0ce5415
+# %% ../../nbs/74_mixing.ipynb #a56654d6
 import contextlib, functools, math, os, signal, threading, time, zlib
 import multiprocessing.resource_tracker
 from bisect import bisect_right
@@ -19,7 +19,7 @@ from .curriculum import step_shape
 from .sources import SkippedRows, SourceSpec
 from .packing import PackedStream, SourceExhausted
 
-# %% ../../nbs/74_mixing.ipynb #522c0f79
+# %% ../../nbs/74_mixing.ipynb #a1e289f9
 PATTERN_ROWS = 10_000   # rows after which the pattern of a mixture repeats: the resolution of its weights
 
 def interleave(
@@ -230,7 +230,7 @@ class Mixture:
         vars(self).update(state)
         self._plan()
 
-# %% ../../nbs/74_mixing.ipynb #fc5ae53f
+# %% ../../nbs/74_mixing.ipynb #f477e2b5
 # Part of every fingerprint. Raise it whenever the same seed and text would give other rows.
 ORDER_VERSION = 2
 
@@ -321,6 +321,35 @@ class StepDataset(torch.utils.data.Dataset):
         micro_batches = list(zip(*parts))[self.rank::self.world_size]
         return StepData(micro_batches, self.mix.notices(first, stop), self.mix.state(stop))
 
+# %% ../../nbs/74_mixing.ipynb #db105f2c
+@contextlib.contextmanager
+def _signals_blocked():
+    "Block Ctrl-C and termination: a process started meanwhile inherits that, until it can ignore them itself"
+    # Windows has no such mask.
+    if not hasattr(signal, 'pthread_sigmask'):
+        yield
+        return
+    # The resource tracker would unblock the signals if it were started by the first worker.
+    multiprocessing.resource_tracker.ensure_running()
+    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try: yield
+    finally: signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
+
+# %% ../../nbs/74_mixing.ipynb #04963338
+def _init_worker(
+    parent_pid:int,
+    worker_id:int, # from torch, not used
+):
+    "Leave Ctrl-C and a termination of the whole group to the process that trains, and end when it ends"
+    for number in (signal.SIGINT, signal.SIGTERM): signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_exit_with_parent, args=(parent_pid,), daemon=True).start()
+
+# %% ../../nbs/74_mixing.ipynb #51ca13a6
+def _exit_with_parent(parent_pid):
+    "End this process when its parent is gone, even if it was killed before torch's own watchdog watches"
+    while os.getppid() == parent_pid: time.sleep(.5)
+    os._exit(1)
+
 # %% ../../nbs/74_mixing.ipynb #d1b41a43
 def make_loader(
     mix:Mixture,
@@ -356,36 +385,7 @@ def make_loader(
         if isinstance(step, UserError): raise step
         yield step
 
-# %% ../../nbs/74_mixing.ipynb #db105f2c
-@contextlib.contextmanager
-def _signals_blocked():
-    "Block Ctrl-C and termination: a process started meanwhile inherits that, until it can ignore them itself"
-    # Windows has no such mask.
-    if not hasattr(signal, 'pthread_sigmask'):
-        yield
-        return
-    # The resource tracker would unblock the signals if it were started by the first worker.
-    multiprocessing.resource_tracker.ensure_running()
-    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-    try: yield
-    finally: signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
-
-# %% ../../nbs/74_mixing.ipynb #04963338
-def _init_worker(
-    parent_pid:int,
-    worker_id:int, # from torch, not used
-):
-    "Leave Ctrl-C and a termination of the whole group to the process that trains, and end when it ends"
-    for number in (signal.SIGINT, signal.SIGTERM): signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_exit_with_parent, args=(parent_pid,), daemon=True).start()
-
-# %% ../../nbs/74_mixing.ipynb #51ca13a6
-def _exit_with_parent(parent_pid):
-    "End this process when its parent is gone, even if it was killed before torch's own watchdog watches"
-    while os.getppid() == parent_pid: time.sleep(.5)
-    os._exit(1)
-
-# %% ../../nbs/74_mixing_open.ipynb #7699eafb
+# %% ../../nbs/74_mixing_open.ipynb #ba394f49
 import dataclasses, sys
 from itertools import islice
 from .curriculum import easy_first, rarity, steps_for_epochs
@@ -405,7 +405,7 @@ def _split_numbers(
     if not is_val.any(): is_val[-1] = True
     return np.flatnonzero(~is_val), np.flatnonzero(is_val)
 
-# %% ../../nbs/74_mixing_open.ipynb #365ed6a2
+# %% ../../nbs/74_mixing_open.ipynb #aaba4390
 MAX_MAPPED_SHARDS = 1024   # shards of a source that stay mapped: permuted documents come from all of them
 
 def _open_or_pretokenize(
@@ -420,7 +420,7 @@ def _open_or_pretokenize(
     except UserError: pretokenize(open_documents(), folder, tok, num_workers, **bar)
     return Shards(folder, tok, MAX_MAPPED_SHARDS)
 
-# %% ../../nbs/74_mixing_open.ipynb #5d8ceb95
+# %% ../../nbs/74_mixing_open.ipynb #4c3efd87
 MIN_BYTES_FOR_WORKERS = 2**23   # text from which on several processes tokenise a source
 
 def _stored_shards(name, spec, tok, folder, max_samples):
@@ -476,7 +476,7 @@ def _encode_training_document(tok, document):
     if document.problem or is_validation(document.name): return np.zeros(0, np.int64)
     return encode_documents(tok, [document])[0]
 
-# %% ../../nbs/74_mixing_open.ipynb #e67dce42
+# %% ../../nbs/74_mixing_open.ipynb #3b394803
 MIN_ROWS_CHECKED = 1000   # of a stream: we look at so many before we trust that its rows are good
 
 def _validation_documents(name, documents, max_chars, max_skipped_ratio):

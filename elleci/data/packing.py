@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['best_fit', 'best_fit_by_size', 'Span', 'build_row', 'TokenStore', 'Position', 'PackedRows', 'pack_documents', 'SourceExhausted', 'WindowStart', 'PackedStream']
 
-# %% ../../nbs/73_packing.ipynb #8b8a0ae9
+# %% ../../nbs/73_packing.ipynb #13c88be2
 import functools, zlib
 from bisect import bisect_left, insort
 from typing import NamedTuple
@@ -341,7 +341,7 @@ class PackedRows:
         # An epoch's order is large, and quickly made again.
         return {**vars(self), '_last_epoch': (None, None, None)}
 
-# %% ../../nbs/73_packing.ipynb #2d52753a
+# %% ../../nbs/73_packing.ipynb #cc5f2744
 def _slice_tokens(tokens, start, stop): return tokens[start:stop]
 
 def _token_store(
@@ -364,13 +364,13 @@ def pack_documents(
     "The rows of shards on disk, or of documents in memory"
     return PackedRows(_token_store(documents), T, **settings)
 
-# %% ../../nbs/73_packing_stream.ipynb #8345f23d
+# %% ../../nbs/73_packing_stream.ipynb #764b26ea
 import math
 from bisect import bisect_right
 from itertools import islice
 from .sources import MAX_EXAMPLES
 
-# %% ../../nbs/73_packing_stream.ipynb #6e1f811f
+# %% ../../nbs/73_packing_stream.ipynb #b347e368
 class SourceExhausted(Exception):
     "A source that is dropped at its end has no such row"
 

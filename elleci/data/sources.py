@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MAX_EXAMPLES', 'VAL_FRACTION', 'Document', 'SourceRows', 'SkippedRows', 'is_validation', 'split_documents', 'retrying', 'MAX_TEXT_BYTES', 'MAX_LINE_BYTES', 'corpus_folder', 'SourceSpec', 'parse_spec', 'iter_documents', 'recipe_names', 'read_recipe', 'data_settings', 'mean_shares', 'sample_texts', 'train_tokenizer_on', 'encode_documents']
 
-# %% ../../nbs/71_data.ipynb #fa62b426
+# %% ../../nbs/71_data.ipynb #fd325cd5
 import dataclasses, math, zlib
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
@@ -111,7 +111,7 @@ def _row_to_document(
         return Document(source, name, chatml(messages), tuple(messages))
     return Document(source, name, '', problem=_missing_problem(row, field))
 
-# %% ../../nbs/71_data.ipynb #f148a6b6
+# %% ../../nbs/71_data.ipynb #821c97b6
 MAX_EXAMPLES = 3   # skipped rows of a source that are kept by name, for each reason
 
 @dataclass
@@ -336,7 +336,7 @@ def retrying(
             )
             time.sleep(pause)
 
-# %% ../../nbs/71_data_files.ipynb #fbd85a9e
+# %% ../../nbs/71_data_files.ipynb #93db755e
 import ast, codecs, contextlib, json, os, sysconfig
 from itertools import repeat
 from pathlib import Path
@@ -904,7 +904,7 @@ def iter_documents(
     documents = _iter_source(name, spec, start, retries, wait)
     return islice(documents, max(0, max_samples - start)) if max_samples else documents
 
-# %% ../../nbs/71_data_recipes.ipynb #da62d953
+# %% ../../nbs/71_data_recipes.ipynb #e2440773
 import numpy as np
 from .. import toml
 from ..core import PositiveInt, validate_ranges
