@@ -336,7 +336,7 @@ def retrying(
             )
             time.sleep(pause)
 
-# %% ../../nbs/71_data_files.ipynb #93db755e
+# %% ../../nbs/71_data_files.ipynb #0303a848
 import ast, codecs, contextlib, json, os, sysconfig
 from itertools import repeat
 from pathlib import Path
