@@ -139,7 +139,12 @@ TECHNIQUES = [
         taught_in='59_compile',
     ),
     *(
-        Switch(f'checkpointing-{kind}', 'checkpointing', {'train.checkpointing': kind}, taught_in='50_model')
+        Switch(
+            f'checkpointing-{kind}',
+            'checkpointing',
+            {'train.checkpointing': kind},
+            taught_in='50_model_checkpointing',
+        )
         for kind in ('selective', 'block', 'offload')
     ),
     Switch('lion', 'optimizers', _LION, taught_in='60_optimizers'),
