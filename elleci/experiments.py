@@ -611,7 +611,7 @@ def _waterfall_rows(results):
 def draw_waterfall(
     results:dict, # from `summarize`
 ):
-    "Tokens/s from the baseline to all-on; below each bar the peak"
+    "Tokens/s from the baseline to all-on; above each bar the peak"
     rows = _waterfall_rows(results)
     ax = figure('', 'tokens/s', 'From the baseline to everything at once', size=(8, 4))
     before = 0
