@@ -31,7 +31,7 @@ def param_counts_by_unit(
     return counts
 
 # %% ../../nbs/65_planner.ipynb #ef1aff21
-# bytes of temporaries for each number that is updated
+# Bytes of temporaries for each number that is updated.
 UPDATE_BYTES_PER_PARAM = {
     'lion': 8,
     'adamw': 4,
@@ -42,12 +42,13 @@ UPDATE_BYTES_PER_PARAM = {
     'galore': 4,
     'muon': 5,
 }
-# micro-batches whose inputs and gradients are on the card at one time, where they wait in host memory
+# Micro-batches whose inputs and gradients are on the card at one time, if they wait in host memory.
 MICRO_BATCHES_IN_FLIGHT = 4
 
-# tensors of d_ff that are alive where a feed-forward part goes back through what is between its matrices
+# Tensors of width d_ff that are alive while we go back through what lies between the two matrices.
 FFN_BACKWARD_TENSORS = {'swiglu': 3, 'geglu': 5, 'gelu': 2, 'relu2': 3}
 
+# %% ../../nbs/65_planner.ipynb #325145d2
 def _ffn_backward_bytes(
     model:ModelConfig,
     train:TrainConfig, # its batch_size, seq_len, precision
@@ -64,7 +65,7 @@ def _ffn_backward_bytes(
     return max(last_matrix, between)
 
 # %% ../../nbs/65_planner.ipynb #11925026
-# The same for all placements.
+# They are the same for all placements, so a search computes them once.
 _phase_peaks = functools.cache(phase_peaks)
 
 class LayerMajorCard:
@@ -250,10 +251,9 @@ class PlannedRun:
     @property
     def fits(self): return self.best.total_bytes <= self.limit_bytes
 
-# %% ../../nbs/65_planner.ipynb #95917aa8
+# %% ../../nbs/65_planner.ipynb #4a3e15a5
 def _closed_form_bytes(model, train): return sum(estimate_peak(model, train).values())
 
-# %% ../../nbs/65_planner.ipynb #4a3e15a5
 def plan_run(
     preset:str='elleci-1b5', # a key of `elleci.config.PRESETS`
     card:str='rtx-4070',     # a key of `elleci.memory.ledger.CARDS`, or a size such as '12GiB'
