@@ -104,9 +104,8 @@ class Course:
         self.cells = {p.stem: without_course(read_cells(p)) for p in sorted(self.nbs.glob('[0-9]*.ipynb'))}
         solutions = sorted((self.nbs/'solutions').glob('*.ipynb'))
         # A solutions notebook has a section for each notebook whose exercises it solves.
-        self.solutions = {
-            p.stem: '\n'.join(re.findall('^##+ .*', '\n'.join(map(text, read_cells(p))), re.M)) for p in solutions
-        }
+        def headings(path): return re.findall('^##+ .*', '\n'.join(map(text, read_cells(path))), re.M)
+        self.solutions = {p.stem: '\n'.join(headings(p)) for p in solutions}
 
     @property
     def names(self): return [name for name in self.cells if name in self.entries]
