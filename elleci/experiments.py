@@ -595,7 +595,9 @@ def draw_speed_memory(
     named = [name for name in dict.fromkeys([*front, BASELINE.name]) if name in fits]
     # Points of the front lie close together: they are numbered, and their names stand in the legend.
     for i, name in enumerate(named, 1):
-        ax.annotate(str(i), fits[name], xytext=(-5, 5), textcoords='offset points', fontsize=8, ha='right')
+        # Neighbours have theirs on different sides.
+        offset, side = ((-5, 5), 'right') if i % 2 else ((5, -10), 'left')
+        ax.annotate(str(i), fits[name], xytext=offset, textcoords='offset points', fontsize=8, ha=side)
         ax.plot([], [], ' ', label=f'{i}  {name}')
     ax.margins(x=.12, y=.1)
     ax.legend(loc='center left', bbox_to_anchor=(1, .5), fontsize=7)

@@ -50,7 +50,7 @@ class RMSNorm(KeepsFp32):
 
 # %% ../../nbs/16_norm.ipynb #d52d7b8c
 class _LayerNorm(torch.autograd.Function):
-    "LayerNorm in fp32 or wider; keeps its input as it is, and two numbers a row"
+    "LayerNorm in fp32 or wider; keeps its input as it is, and two numbers a token"
     @staticmethod
     def forward(ctx, x, weight, bias):
         dtype = torch.promote_types(x.dtype, weight.dtype)

@@ -563,7 +563,7 @@ class _Candidate:
 
 # %% ../../nbs/65_search.ipynb #4d07788a
 # What the card is expected to hold beyond the closed form, at least, as a share of it: by the engine and by
-# whether the layers' inputs are on the card. An assumption, set by hand; the notebook's end tests it.
+# whether the layers' inputs are on the card. An assumption, set by hand; `65_search_plan` tests it.
 EXPECTED_SLACK = {
     ('grad_accum', 'auto'): .02,
     ('layer-major', 'device'): .07,
@@ -796,7 +796,7 @@ def draw_front(
     p:Plan,
 ): # a matplotlib axis
     "Bytes of the card against seconds: what could be had for less, and for more"
-    ax = figure('GiB of the card, closed forms', 's', f'{p.config.preset}: seconds of a step')
+    ax = figure('GiB of the card', 'seconds a step', f'{p.config.preset}: seconds of a step')
     points = sorted((nbytes/GiB, seconds) for nbytes, seconds, _ in p.front)
     ax.step(*zip(*points), where='post', color='#4477aa', lw=1.5, marker='o', ms=3, label='Pareto front')
     ax.axvline(p.room.card/GiB, color='crimson', lw=1, ls='--', label=f'limit, {p.room.card/GiB:.4g} GiB')
