@@ -597,6 +597,7 @@ def draw_speed_memory(
     for i, name in enumerate(named, 1):
         # Neighbours have theirs on different sides.
         offset, side = ((-5, 5), 'right') if i % 2 else ((5, -10), 'left')
+        if name not in front: offset, side = (6, -3), 'left'
         ax.annotate(str(i), fits[name], xytext=offset, textcoords='offset points', fontsize=8, ha=side)
         ax.plot([], [], ' ', label=f'{i}  {name}')
     ax.margins(x=.12, y=.1)
