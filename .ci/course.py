@@ -103,7 +103,9 @@ class Course:
         self.entries = {name: Entry(**values) for name, values in table['notebooks'].items()}
         self.cells = {p.stem: without_course(read_cells(p)) for p in sorted(self.nbs.glob('[0-9]*.ipynb'))}
         solutions = sorted((self.nbs/'solutions').glob('*.ipynb'))
-        self.solutions = {p.stem: '\n'.join(map(text, read_cells(p))) for p in solutions}
+        # A solutions notebook has a section for each notebook whose exercises it solves.
+        def headings(path): return re.findall('^##+ .*', '\n'.join(map(text, read_cells(path))), re.M)
+        self.solutions = {p.stem: '\n'.join(headings(p)) for p in solutions}
 
     @property
     def names(self): return [name for name in self.cells if name in self.entries]

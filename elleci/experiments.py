@@ -139,7 +139,12 @@ TECHNIQUES = [
         taught_in='59_compile',
     ),
     *(
-        Switch(f'checkpointing-{kind}', 'checkpointing', {'train.checkpointing': kind}, taught_in='50_model')
+        Switch(
+            f'checkpointing-{kind}',
+            'checkpointing',
+            {'train.checkpointing': kind},
+            taught_in='50_model_checkpointing',
+        )
         for kind in ('selective', 'block', 'offload')
     ),
     Switch('lion', 'optimizers', _LION, taught_in='60_optimizers'),
@@ -590,7 +595,10 @@ def draw_speed_memory(
     named = [name for name in dict.fromkeys([*front, BASELINE.name]) if name in fits]
     # Points of the front lie close together: they are numbered, and their names stand in the legend.
     for i, name in enumerate(named, 1):
-        ax.annotate(str(i), fits[name], xytext=(-5, 5), textcoords='offset points', fontsize=8, ha='right')
+        # Neighbours have theirs on different sides.
+        offset, side = ((-5, 5), 'right') if i % 2 else ((5, -10), 'left')
+        if name not in front: offset, side = (6, -3), 'left'
+        ax.annotate(str(i), fits[name], xytext=offset, textcoords='offset points', fontsize=8, ha=side)
         ax.plot([], [], ' ', label=f'{i}  {name}')
     ax.margins(x=.12, y=.1)
     ax.legend(loc='center left', bbox_to_anchor=(1, .5), fontsize=7)
@@ -606,7 +614,7 @@ def _waterfall_rows(results):
 def draw_waterfall(
     results:dict, # from `summarize`
 ):
-    "Tokens/s from the baseline to all-on; below each bar the peak"
+    "Tokens/s from the baseline to all-on; above each bar the peak"
     rows = _waterfall_rows(results)
     ax = figure('', 'tokens/s', 'From the baseline to everything at once', size=(8, 4))
     before = 0

@@ -19,10 +19,9 @@ from .shards import Part, ShardBytes, tokenizer_fingerprint
 from .tokenizer import CharTokenizer, encode_document, num_used_entries, round_vocab
 from ..files import decode_sealed, read_limited, sealed_json
 
-# %% ../../nbs/72_plan.ipynb #e6df9279
+# %% ../../nbs/72_plan.ipynb #ede4d1e1
 MAX_UNCHECKED_VOCAB = 8192   # entries; a larger vocabulary must be filled
 
-# %% ../../nbs/72_plan.ipynb #9a2a5d1a
 def check_vocab_filled(
     tok, # just learned, from texts
     what:str='The text', # that it was learned from, begins the message
@@ -152,7 +151,9 @@ def expected_bytes(
     # Whatever is wrong with a file is reported when it is read.
     except Exception: return None
 
-# %% ../../nbs/72_plan.ipynb #5ed0b572
+# %% ../../nbs/72_plan.ipynb #dc960548
+MEASURED_BYTES = 2**19   # of text, of each source
+
 @dataclass
 class Measured:
     "What the beginning of a source shows"
@@ -163,9 +164,6 @@ class Measured:
 
     @property
     def bytes_per_token(self): return self.num_bytes/self.num_tokens
-
-# %% ../../nbs/72_plan.ipynb #b0876a4c
-MEASURED_BYTES = 2**19   # of text, of each source
 
 # %% ../../nbs/72_plan.ipynb #64a45345
 def measure_source(

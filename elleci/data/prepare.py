@@ -156,11 +156,10 @@ def parse_part(
     if not is_part: raise UserError(f'--part is {text[:40]!r}: give a number and a count, such as 3/8.')
     return Part(int(number) - 1, int(count))
 
-# %% ../../nbs/72_prepare.ipynb #ac922cb6
+# %% ../../nbs/72_prepare.ipynb #eceaf368
 # What --vocab-size is where it is not given.
 _DEFAULT_VOCAB = dict(bpe=ModelConfig.vocab_size, char=128, byte=384)
 
-# %% ../../nbs/72_prepare.ipynb #9404d38f
 def _resolve_tokenizer(out, settings, tokenizer, vocab_size, allow_unused_vocab):
     "The tokenizer of the folder, the one that was named, or one that is learned"
     path = None if tokenizer in (None, *TOKENIZERS) else tokenizer

@@ -20,7 +20,7 @@ def _compiler_settings():
     "A graph for each length of the rows, more than eight if need be; the backward pass at once too"
     import torch._dynamo.config
     import torch._functorch.config
-    # A failure is told in one sentence of ours; PyTorch would log a hundred lines.
+    # We report a failure in one sentence; PyTorch would log a hundred lines.
     disabled_before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -73,7 +73,7 @@ class CompiledForward:
         self.compiled = torch.compile(self.eager, fullgraph=True, dynamic=False, **options)
 
     def __call__(self, *args, **kwargs):
-        # An instrument that looks at single operators is shown them.
+        # A dispatch mode counts single operators, so it has to see them.
         watched = _get_current_dispatch_mode() is not None
         if self.group.failure or watched or not torch.is_grad_enabled(): return self.eager(*args, **kwargs)
         try:
@@ -134,7 +134,7 @@ def choose_kernels(
     attention_backend:str, # as `TrainConfig` has them
     scan_backend:str,
 ):
-    "Tell the mixers of a model whose kernels a training uses"
+    "Set the attention and scan backends of every mixer in a model"
     for module in model.modules():
         if hasattr(module, 'attention_backend'): module.attention_backend = attention_backend
         if hasattr(module, 'scan_backend'): module.scan_backend = scan_backend

@@ -93,7 +93,7 @@ MACHINE_SETTINGS = {setting.name: setting for setting in (
     MachineSetting('cudnn_benchmark', at_start=benchmark_cudnn, needs_gpu=True,
                    verdict='no effect: no convolution of ours goes to cuDNN'),
     MachineSetting('pinned', at_start=pin_process,
-                   verdict='open: less processor time, no gain seen in the wall clock'),
+                   verdict='open: no gain seen, neither in processor time nor by the wall clock'),
     MachineSetting('one_core_left', at_start=partial(pin_process, reserve=1),
                    verdict='for workers that prepare batches: one thread fewer'),
 )}

@@ -5,16 +5,11 @@
 # %% auto #0
 __all__ = ['READS_DOCUMENTS', 'find_documents', 'document_attention_forward', 'document_attention_backward', 'document_attention']
 
-# %% ../../nbs/29_document_attention.ipynb #48fd0833
-from typing import NamedTuple
+# %% ../../nbs/29_document_attention.ipynb #e4be4e06
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
-from ..annotate import DECLARED_TEMPORARIES, declare_temporaries
-from ..core import compute_dtype, effective_device_type, full_precision, linear_dtype
-from .triton_compat import register_flops
+from ..core import compute_dtype
 
 # %% ../../nbs/29_document_attention.ipynb #08ca0126
 def _merge(
@@ -141,7 +136,15 @@ def _backward_tiles(
                 _heads_first(dq, rows).add_(ds @ k_tile)
     return tuple(t.to(q.dtype) for t in (dq, dk, dv))
 
-# %% ../../nbs/29_document_attention.ipynb #cef5690a
+# %% ../../nbs/29_document_attention_kernels.ipynb #dcf2ea3f
+from typing import NamedTuple
+import torch.nn.functional as F
+from torch.utils.weak import WeakTensorKeyDictionary
+from ..annotate import DECLARED_TEMPORARIES, declare_temporaries
+from ..core import effective_device_type, full_precision, linear_dtype
+from .triton_compat import register_flops
+
+# %% ../../nbs/29_document_attention_kernels.ipynb #86c99a5a
 aten = torch.ops.aten
 PART = 2**14 # numbers of an output that the CPU computes at once, or one head of a row
 
@@ -173,6 +176,7 @@ def _in_parts(
     # A function, so that the results of one part are gone before the next has any.
     for part in _parts(starts, *inputs[0].shape[1:]): call(*part)
 
+# %% ../../nbs/29_document_attention_kernels.ipynb #c57e3859
 def _forward_cpu(q, k, v, starts, scale):
     "As `_forward_tiles`, by PyTorch's flash kernel for CPUs"
     attend = aten._scaled_dot_product_flash_attention_for_cpu
@@ -194,7 +198,7 @@ def _backward_cpu(dout, q, k, v, out, lse, starts, scale):
     _in_parts(attend_backward, saved, grads, starts, scale)
     return grads
 
-# %% ../../nbs/29_document_attention.ipynb #88e10138
+# %% ../../nbs/29_document_attention_kernels.ipynb #88e10138
 class _Launch(NamedTuple):
     "Documents that one call of the GPU's kernel takes"
     tokens:slice      # of all B·T
@@ -212,7 +216,7 @@ def _as_launch(
     longest = int(np.diff(starts).max())
     return _Launch(slice(starts[0], starts[-1]), cu_seqlens.to(device), longest)
 
-# %% ../../nbs/29_document_attention.ipynb #2bdb6aaf
+# %% ../../nbs/29_document_attention_kernels.ipynb #2bdb6aaf
 def _max_documents(
     B:int, # rows
     T:int, # tokens in a row
@@ -241,7 +245,7 @@ def _read_documents(
     whole = launches[0] if len(launches) == 1 else _as_launch(starts, most, seq_idx.device)
     return Documents(starts, whole, launches)
 
-# %% ../../nbs/29_document_attention.ipynb #1583dab8
+# %% ../../nbs/29_document_attention_kernels.ipynb #1583dab8
 _known_documents = WeakTensorKeyDictionary() # seq_idx: its version, its documents
 
 def find_documents(
@@ -255,7 +259,7 @@ def find_documents(
         _known_documents[seq_idx] = seq_idx._version, documents
     return documents
 
-# %% ../../nbs/29_document_attention.ipynb #6c41e909
+# %% ../../nbs/29_document_attention_kernels.ipynb #6c41e909
 def _forward_flash(q, k, v, documents, scale):
     "As `_forward_tiles`, by one launch on a GPU; the log-sum-exp is (H, B·T) fp32"
     tokens, cu_seqlens, longest = documents.forward
@@ -280,7 +284,7 @@ def _backward_flash(dout, q, k, v, out, lse, documents, scale):
     while parts: grads.append(torch.cat(parts.pop(0)).view(q.shape))
     return tuple(grads)
 
-# %% ../../nbs/29_document_attention.ipynb #e9d4d9ef
+# %% ../../nbs/29_document_attention_kernels.ipynb #e9d4d9ef
 def _pick_kernel(
     q:Tensor, # (B, T, H, P) on any device
 )->str: # 'cpu', 'flash' or 'tiles'
@@ -290,7 +294,7 @@ def _pick_kernel(
     half = q.dtype in (torch.float16, torch.bfloat16)
     return 'flash' if kind == 'cuda' and half and q.shape[-1] <= 256 else 'tiles'
 
-# %% ../../nbs/29_document_attention.ipynb #341cc962
+# %% ../../nbs/29_document_attention_kernels.ipynb #341cc962
 # The processor reads where documents begin, and launches accordingly: no CUDA graph can record that.
 READS_DOCUMENTS = (torch.Tag.cudagraph_unsafe,)
 
@@ -312,7 +316,7 @@ def _(q, k, v, seq_idx, scale):
     shape = (H, B*T) if _pick_kernel(q) == 'flash' else (B, T, H)
     return torch.empty_like(q), q.new_empty(shape, dtype=compute_dtype(q))
 
-# %% ../../nbs/29_document_attention.ipynb #caf7c071
+# %% ../../nbs/29_document_attention_kernels.ipynb #caf7c071
 @torch.library.custom_op('elleci::document_attention_backward', mutates_args=(), tags=READS_DOCUMENTS)
 def document_attention_backward(
     dout:Tensor, q:Tensor, k:Tensor, v:Tensor, out:Tensor, lse:Tensor, seq_idx:Tensor, scale:float,
@@ -328,7 +332,7 @@ def document_attention_backward(
 @document_attention_backward.register_fake
 def _(dout, q, k, v, out, lse, seq_idx, scale): return tuple(torch.empty_like(t) for t in (q, k, v))
 
-# %% ../../nbs/29_document_attention.ipynb #7b1f88f9
+# %% ../../nbs/29_document_attention_kernels.ipynb #7b1f88f9
 def _save_for_backward(ctx, inputs, output):
     *qkv, seq_idx, scale = inputs
     ctx.save_for_backward(*qkv, *output, seq_idx)
@@ -343,7 +347,7 @@ def _backward(ctx, dout, _):
 
 document_attention_forward.register_autograd(_backward, setup_context=_save_for_backward)
 
-# %% ../../nbs/29_document_attention.ipynb #c51ceff2
+# %% ../../nbs/29_document_attention_kernels.ipynb #c51ceff2
 @register_flops(torch.ops.elleci.document_attention_forward)
 def _forward_flops(q, *_, **__): return 4*q[0]*q[2]*q[1]**2*q[3]          # shape (B, T, H, P)
 
@@ -383,7 +387,7 @@ def _backward_temporaries_cpu(dout, q, *_):
     mask = q.itemsize*min(SEGMENT, q.shape[1])**2
     return [], [mask, *before, *3*[q.itemsize*numbers], *after]
 
-# %% ../../nbs/29_document_attention.ipynb #9e39427a
+# %% ../../nbs/29_document_attention_kernels.ipynb #9e39427a
 def _tile_bytes(
     q:Tensor, # (B, T, H, P)
     tiles:int, # of scores, alive at once
@@ -413,7 +417,7 @@ def _backward_temporaries_cuda(dout, q, *_):
     step = 32 if P <= 128 else 64
     return [16], [4*H*rows, 4*rows*H*(-(-P//step)*step)]
 
-# %% ../../nbs/29_document_attention.ipynb #1ce406a2
+# %% ../../nbs/29_document_attention_kernels.ipynb #1ce406a2
 def document_attention(
     q:Tensor, # (B, T, H, P) queries, any float dtype
     k:Tensor, # (B, T, H, P)

@@ -19,9 +19,6 @@ from .account import train_overrides
 from .cost import cost_as_dict, cost_lines, cost_table, training_cost
 from .planner import Plan, given_choices, plan as find_plan, plan_as_dict
 
-# %% ../../nbs/66_memory_command.ipynb #a9c8cb38
-def _as_json(d): return json.dumps(d, indent=1)
-
 # %% ../../nbs/66_memory_command.ipynb #b3d5b879
 def _check_drawing(path:str|None):
     "Refuse a name under which no drawing can be written, before anything is computed"
@@ -37,6 +34,9 @@ def _save(ax, path):
     ax.figure.savefig(path)
     require('matplotlib.pyplot', 'draw figures').close(ax.figure)
     print(f'the timeline is in {path}', file=sys.stderr)
+
+# %% ../../nbs/66_memory_command.ipynb #a9c8cb38
+def _as_json(d): return json.dumps(d, indent=1)
 
 # %% ../../nbs/66_memory_command.ipynb #b5570675
 def _costs(a, vram, cards, **prices):

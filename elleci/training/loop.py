@@ -316,11 +316,11 @@ def fit(
         if loop.obey_commands(step): break
     return step
 
-# %% ../../nbs/75_loop.ipynb #bd6d94c8
+# %% ../../nbs/75_loop.ipynb #c7ef6102
 # At most so many steps are averaged: a mean of more would hardly be another.
 MAX_AVERAGED_STEPS = 200
 
-# %% ../../nbs/75_loop.ipynb #c7ef6102
+
 def make_weight_average(
     train,        # `TrainConfig`: its `averaging_start`, `steps`
     checkpoint:Checkpoint|None=None, # to resume from
