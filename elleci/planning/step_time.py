@@ -240,7 +240,7 @@ def product_seconds(
     train:TrainConfig,
     machine:Machine,
 )->float:
-    "Seconds that the products of an optimizer step take, in closed form: nearly all of a step on a CPU"
+    "Seconds that the products of an optimizer step take, in closed form: most of a step on a CPU"
     return sum(_compute_seconds(model, train, machine).values())
 
 # %% ../../nbs/63_step_time_bytes.ipynb #4f2bd655
