@@ -13,10 +13,9 @@ from multiprocessing.connection import wait
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from ..core import UserError
 from ..documents import IGNORE_INDEX
 from .accumulate import OneProcess
 from ..model import token_loss
@@ -86,7 +85,7 @@ def all_reduce_bytes(
     nbytes:int, # of the tensor
     n:int,      # ranks
 )->int: # bytes
-    "What each rank sends (and receives) in a ring all-reduce; half of it for a reduce-scatter or an all-gather"
+    "What each rank sends in a ring all-reduce; a reduce-scatter or an all-gather is half of it"
     return 2*(n - 1)*nbytes//n
 
 # %% ../../nbs/63_data_parallel.ipynb #f206e965
@@ -141,7 +140,10 @@ class DataParallel(OneProcess):
             with warnings.catch_warnings():
                 warnings.simplefilter('ignore', FutureWarning)
                 self.module = DistributedDataParallel(
-                    self.module, process_group=self.group, broadcast_buffers=False, gradient_as_bucket_view=True
+                    self.module,
+                    process_group=self.group,
+                    broadcast_buffers=False,
+                    gradient_as_bucket_view=True,
                 )
 
     def share(self, micro_batch):
