@@ -145,6 +145,8 @@ class DataParallel(OneProcess):
                     broadcast_buffers=False,
                     gradient_as_bucket_view=True,
                 )
+            # DDP takes a mean over ranks, and our losses are divided by the labels of all of them.
+            self.module.register_comm_hook(self.group, _sum_gradients)
 
     def share(self, micro_batch):
         return take_rows(micro_batch, self.rank, self.n)
@@ -156,14 +158,18 @@ class DataParallel(OneProcess):
         else: self.module.require_backward_grad_sync = is_last
 
     def loss(self, tokens, labels, seq_idx):
-        loss = self.module(tokens, labels, seq_idx)
-        # DDP takes the mean over ranks, and our loss is divided by the labels of all of them.
-        return loss if self.fsdp else loss*self.n
+        return self.module(tokens, labels, seq_idx)
 
     def total(self, t):
         total = t.detach().clone()
         dist.all_reduce(total, group=self.group)
-        return total if self.fsdp else total/self.n
+        return total
+
+
+def _sum_gradients(group, bucket):
+    "Add a bucket of gradients up over the ranks"
+    work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
+    return work.get_future().then(lambda done: done.value()[0])
 
 
 def _shard(
