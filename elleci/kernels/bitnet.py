@@ -215,7 +215,8 @@ def _int_matmul(
     b:Tensor, # (K, N) int8, −1, 0, +1
 )->Tensor: # (M, N) int32, or floats that hold the same integers
     "a @ b, exactly"
-    if effective_device_type(a) == 'cpu' and a.shape[1] > 1 and a.numel() and b.numel():
+    is_fast = effective_device_type(a) == 'cpu' and torch.backends.cpu.get_cpu_capability() == 'AVX512'
+    if is_fast and a.shape[1] > 1 and a.numel() and b.numel():
         return torch._int_mm(a.contiguous(), b if b.T.is_contiguous() else b.contiguous())
     dtype = torch.float32 if 127*a.shape[1] < 2**24 else torch.float64
     return a.to(dtype) @ b.to(dtype)
@@ -298,10 +299,16 @@ def int8_product(
 def _(x_int, sx, w_int, sw, dtype): return x_int.new_empty(len(x_int), len(w_int), dtype=dtype)
 
 # %% ../../nbs/41_bitnet_matmul.ipynb #14083e4f
+def _scaled(product, scale, dtype):
+    "product·scale, rounded once to `dtype`"
+    # A product that needs no conversion is left as it is: a checkpoint may keep it.
+    if product.dtype == scale.dtype: return (product*scale).to(dtype)
+    return product.to(scale.dtype).mul_(scale).to(dtype)
+
 def _scaled_matmul(x_int, sx, w_int, sw, dtype, backend):
     "(x_int @ w_int.T)·(sx·sw) of rows"
     if backend == 'triton': return int8_product(x_int, sx, w_int, sw, dtype)
-    return _int_matmul(x_int, w_int.T).to(sx.dtype).mul_(sx*sw).to(dtype)
+    return _scaled(_int_matmul(x_int, w_int.T), sx*sw, dtype)
 
 def _integer_backend(backend, x_int, sx):
     "As `_pick_backend`, for integers: their scales have the dtype that decides"
@@ -752,7 +759,7 @@ def _weight_grad_int8(g, q, sx, dtype, seed, backend):
 def _input_grad_int8(g, w_int, sw, dtype, seed, backend):
     if backend != 'triton':
         q, s = round_rows(g, seed, False)
-        return _int_matmul(q, w_int).to(s.dtype).mul_(s*sw).to(dtype)
+        return _scaled(_int_matmul(q, w_int), s*sw, dtype)
     wT = transpose_int8(w_int)
     q, s = round_rows(g, seed, True)
     return int8_product(q, s, wT, sw, dtype)
