@@ -362,6 +362,12 @@ class TrainConfig:
     keep_every:int = 0          # steps between checkpoints that are kept for good; 0: none are
     # Where memory runs out, go on with smaller micro-batches and as many tokens a step.
     oom_backoff:bool = False
+    # Several processes, one per card, started by torchrun. Of dp · cp · tp ranks, dp share the rows of a
+    # micro-batch; 0: as many as the others leave.
+    dp:int = 0
+    fsdp:bool = False           # ranks that share rows also share weights, gradients and states (ZeRO-3)
+    cp:int = 1                  # ranks that share the tokens of a row
+    tp:int = 1                  # ranks that share the heads and widths of each layer
 
     def __post_init__(self): _check_train(self)
     @property
@@ -444,6 +450,40 @@ def _check_engine(
         f"checkpointing is {t.checkpointing!r}: the layer-major engine keeps the layers' inputs by "
         "itself; set it to 'none'.",
     )
+    for name in ('cp', 'tp'):
+        _check(
+            getattr(t, name) == 1,
+            f'{name} is {getattr(t, name)}: the layer-major engine shares rows and weights between ranks, '
+            "and computes each layer whole; use dp and fsdp, or the engine 'grad_accum'.",
+        )
+
+# Their states are elementwise, so that a rank can keep those of its share of each weight.
+SHARDED_OPTIMIZERS = ('lion', 'adamw')
+
+
+def _check_ranks(
+    t:TrainConfig,
+):
+    "Refuse what cannot be shared between processes"
+    for name in ('dp', 'cp', 'tp'):
+        _check(getattr(t, name) <= 2**16, f'{name} is {getattr(t, name)}: give {2**16:,} ranks or fewer.')
+    shares_weights = t.fsdp or t.tp > 1
+    _check(
+        not shares_weights or t.optimizer in SHARDED_OPTIMIZERS,
+        f"optimizer is {t.optimizer!r}: with fsdp or tp a rank has a share of each weight, and only the "
+        f"states of {' and '.join(map(repr, SHARDED_OPTIMIZERS))} can be shared likewise; take one of them.",
+    )
+    _check(
+        not shares_weights or t.precision != 'fp16',
+        "precision is 'fp16': its loss scale would have to see the gradients of all ranks, and with fsdp or "
+        "tp none does; use 'bf16'.",
+    )
+    for divisor in (1, *(d for _, d in t.seq_len_schedule)):
+        _check(
+            t.seq_len//divisor % t.cp == 0,
+            f'cp is {t.cp} and rows have {t.seq_len//divisor} tokens: give rows that {t.cp} ranks can share '
+            'evenly, or fewer ranks.',
+        )
 
 # %% ../nbs/02_config.ipynb #2edb601a
 def _are_phases(
@@ -525,10 +565,10 @@ def _check_data(
 # %% ../nbs/02_config.ipynb #dca42000
 POSITIVE = (
     'steps', 'seq_len', 'batch_size', 'grad_accum_steps', 'val_every', 'val_rows', 'save_every',
-    'save_total_limit', 'lr', 'max_grad_norm', 'loss_workspace_mib', 'galore_rank',
+    'save_total_limit', 'lr', 'max_grad_norm', 'loss_workspace_mib', 'galore_rank', 'cp', 'tp',
 )
 NOT_NEGATIVE = (
-    'weight_decay', 'num_workers', 'plateau_patience', 'keep_every', 'epochs', 'max_samples',
+    'weight_decay', 'num_workers', 'plateau_patience', 'keep_every', 'epochs', 'max_samples', 'dp',
 )
 
 
@@ -609,6 +649,7 @@ def _check_train(
     _check_choices(t)
     _check_engine(t)
     _check_data(t)
+    _check_ranks(t)
     _check_schedule(t)
 
 # %% ../nbs/02_config_files.ipynb #d279e223

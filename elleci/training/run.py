@@ -390,7 +390,8 @@ def _remove_unsaved(folder):
 # %% ../../nbs/76_run_folder.ipynb #65cd3bf4
 # These may change when a run is resumed. A change of any other would make it another run.
 RESUMABLE_FIELDS = ('steps', 'save_every', 'save_total_limit', 'keep_every', 'oom_backoff', 'num_workers',
-                    'checkpointing', 'block_inputs_on', 'weights_on', 'states_on', 'max_skipped_ratio')
+                    'checkpointing', 'block_inputs_on', 'weights_on', 'states_on', 'max_skipped_ratio',
+                    'dp', 'fsdp', 'cp', 'tp')
 
 # %% ../../nbs/76_run_folder.ipynb #ef31b82f
 def _resumable_settings(train):
@@ -1118,6 +1119,11 @@ def elleci_train(
     states_on:str|None=None,  # layer-major: device, host (pinned), pageable or disk
     int8_backward:bool=False, # ternary layers: gradients rounded to int8 too; slower on a CPU
     oom_backoff:bool=False,    # where memory runs out, go on with smaller micro-batches
+    #: Several cards: torchrun --nproc-per-node 4 -m elleci.training --preset elleci-30m --fsdp --tp 2
+    dp:NonNegativeInt|None=None, # ranks that share the rows of a micro-batch; 0: as many as are left
+    fsdp:bool=False,           # they share weights, gradients and optimizer states, too
+    cp:PositiveInt|None=None,  # ranks that share the tokens of a row
+    tp:PositiveInt|None=None,  # ranks that share the heads and widths of each layer
     #: Saving: elleci_train --save-every 100 --save-total-limit 3 --keep-every 1000
     save_every:PositiveInt|None=None, # steps between checkpoints
     save_total_limit:PositiveInt|None=None,  # how many of the last checkpoints are kept
