@@ -210,12 +210,16 @@ from .pointwise import tensor_error
 from .triton_compat import interpreted, next_power_of_2, triton
 
 # %% ../../nbs/41_bitnet_matmul.ipynb #9c70534a
+# Asked once: a compiled layer could not.
+INT8_IS_FAST = torch.backends.cpu.get_cpu_capability() == 'AVX512'
+
+
 def _int_matmul(
     a:Tensor, # (M, K) int8
     b:Tensor, # (K, N) int8, −1, 0, +1
 )->Tensor: # (M, N) int32, or floats that hold the same integers
     "a @ b, exactly"
-    is_fast = effective_device_type(a) == 'cpu' and torch.backends.cpu.get_cpu_capability() == 'AVX512'
+    is_fast = INT8_IS_FAST and effective_device_type(a) == 'cpu'
     if is_fast and a.shape[1] > 1 and a.numel() and b.numel():
         return torch._int_mm(a.contiguous(), b if b.T.is_contiguous() else b.contiguous())
     dtype = torch.float32 if 127*a.shape[1] < 2**24 else torch.float64
