@@ -15,9 +15,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from ..documents import IGNORE_INDEX
-from .accumulate import OneProcess
+from .accumulate import OneProcess, gradient_norm
 from ..model import token_loss
 
 # %% ../../nbs/63_data_parallel.ipynb #cc496780
@@ -133,8 +134,12 @@ class DataParallel(OneProcess):
         self.rank, self.n = mesh.get_local_rank(), mesh.size()
         self.group = mesh.get_group()
         self.fsdp = fsdp
+        self.has_whole_weights = not fsdp
         self.module = LossModule(model)
-        if fsdp: _shard(self.module, mesh)
+        self.params = dict(model.named_parameters())
+        if fsdp:
+            _shard(self.module, mesh)
+            self.params = dict(model.named_parameters())
         else:
             # Our model has no buffers that differ between ranks.
             with warnings.catch_warnings():
@@ -164,6 +169,25 @@ class DataParallel(OneProcess):
         total = t.detach().clone()
         dist.all_reduce(total, group=self.group)
         return total
+
+    def norm(self, params):
+        norm = gradient_norm(params)
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+    def all_true(self, flag):
+        device = next(iter(self.params.values())).device
+        lowest = torch.tensor(float(flag), device=device)
+        dist.all_reduce(lowest, dist.ReduceOp.MIN)
+        return bool(lowest)
+
+    def whole(self, name, t):
+        return t.full_tensor() if isinstance(t, DTensor) else t
+
+    def part(self, name, t):
+        p = self.params[name]
+        if not isinstance(p, DTensor): return t
+        # Every rank has read all of it: nothing is sent.
+        return distribute_tensor(t, p.device_mesh, p.placements, src_data_rank=None)
 
 
 def _sum_gradients(group, bucket):

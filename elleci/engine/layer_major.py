@@ -16,7 +16,8 @@ from ..config import ModelConfig, TrainConfig
 from ..annotate import layer_scope
 from .mapped_file import MappedFile
 from .offload import PLACEMENTS, TransferStream, ActivationStore, ParameterOffload
-from .accumulate import GradAccumStep, autocast, check_labels, count_labels, eval_mode
+from .accumulate import GradAccumStep, OneProcess
+from .accumulate import autocast, check_labels, count_labels, eval_mode
 from .accumulate import fp32_gradients, nonfinite_grads, step_result, weight_aux_losses
 from .checks import StepRNG, check_block, params_by_unit, units
 from .compile import choose_kernels, compile_blocks
@@ -247,6 +248,7 @@ class LayerMajorStep:
         self.device = device or model.embedding.weight.device
         self.on_update = None         # or a function of (unit, its parameters), e.g. to average weights
         self.partial_step = ''        # why no further step can be made, after one that ended half-way
+        self.ranks = OneProcess(model)
         self.units = units(model)
         self.below = dict(zip([*self.units][1:], self.units))
         self.params_by_unit = params_by_unit(model)

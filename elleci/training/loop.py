@@ -233,8 +233,9 @@ class TrainingLoop:
         self.log = run.callbacks.log
         on_bad_batch = run.callbacks.on_bad_batch
         self.stepper = FaultTolerantStep(engine, self.train, self.log, run.rollback, on_bad_batch)
-        self.ternary_stats = TernaryStats(engine.model)
-        self.meter = Meter(run.config.model, self.train, engine.device)
+        # A part of a matrix has another scale than the whole.
+        self.ternary_stats = TernaryStats(engine.model) if engine.ranks.has_whole_weights else _no_fields
+        self.meter = Meter(run.config.model, self.train, engine.device, engine.ranks.n)
         self.health_monitor = run.health_monitor or HealthMonitor(engine.device)
         self.saved_step = engine.global_step
         self.data_state = None   # of the mixture after the last batch; a checkpoint keeps it

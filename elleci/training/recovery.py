@@ -79,7 +79,7 @@ class FaultTolerantStep:
 
     def check_finite(self):
         "Raise `Rollback` if a weight is not finite; the last step that was made is to blame"
-        if all_finite(self.engine.model): return
+        if self.engine.ranks.all_true(all_finite(self.engine.model)): return
         reason = f'Step {self.last_step} has left a weight that is not finite'
         raise Rollback(reason, [self.last_step], self.microbatch_splits, self.last_step - 1)
 

@@ -162,7 +162,8 @@ def preflight(
     device:torch.device,
     free:int|None, # bytes available on the device; None where unknown
     prices:dict|None=None, # kwh_price, hour_price, as for `training_cost`
-)->Account:
+    ranks:int=1, # processes that share the run, each with a device like this
+)->Account: # of one rank
     "Print what will be trained and what it will hold; `UserError` if that cannot fit"
     # In a container the system's figure is the machine's.
     ram = read_ram() if device.type == 'cpu' else None
@@ -313,7 +314,7 @@ from .telemetry import RUN_FOLDERS, read_metrics
 
 # %% ../../nbs/76_run_folder.ipynb #75b16df3
 # All that can be left of a run that was killed before it had written anything.
-LEFTOVER_FILES = {'memory.json.new'}
+LEFTOVER_FILES = {'memory.json.new', 'launch', 'launch.new'}
 
 
 def _refuse_foreign(folder):
@@ -325,7 +326,7 @@ def _refuse_foreign(folder):
         )
 
 # %% ../../nbs/76_run_folder.ipynb #9957acae
-RUN_FILES = ('config.json', 'memory.json', 'metrics.jsonl', 'tokenizer.json', 'control')
+RUN_FILES = ('config.json', 'memory.json', 'metrics.jsonl', 'tokenizer.json', 'control', 'launch')
 
 
 def _links(path):
@@ -523,13 +524,15 @@ from ..data.loader import make_loader
 from ..data.shards import tokenizer_fingerprint
 from ..engine.layer_major import make_engine, make_model
 from ..engine.mapped_file import MappedFile
+from ..engine.ranks import share_model
 from ..generation import generate
 from ..memory.spill import SharedMemoryCounter
 from ..optim.optimizers import make_optimizer
 from ..planning.account import can_measure, predicted_vs_measured
 from ..planning.cost import mapped_state_bytes
 from .checkpoint import CheckpointSaver, compatibility_check, latest_checkpoint
-from .checkpoint import load_checkpoint
+from .checkpoint import checkpoint_tensors, load_state, load_weights
+from .processes import OneRank
 from .loop import Callbacks, CommandPoller, TrainingRun, fit, make_weight_average
 from .loop import stop_on_signal, token_byte_counts
 from .recovery import Rollback, save_bad_batch
@@ -543,12 +546,13 @@ class FolderRun(TrainingRun):
     val_sources:dict = dataclasses.field(default_factory=dict) # known once an attempt has opened the data
     folder:Path
     device:torch.device
-    account:Account          # what it will hold
+    account:Account|None     # what it will hold; None where a rank other than 0 doesn't know
     saved_config:Config      # as `config.json` keeps it, where a placement may be 'auto'
     check_lock:Callable      # raises `UserError` where the folder is no longer the run's
     listeners:tuple = ()     # functions of an event, from `trackers`
     prices:dict = dataclasses.field(default_factory=dict) # as for `preflight`
     lr_found:bool = False    # whether a range test has found the learning rate
+    processes:OneRank = OneRank() # those that make it
 
     def with_train(self, **changes):
         "The same run with other training settings, none of which changes what it will hold"
@@ -556,11 +560,21 @@ class FolderRun(TrainingRun):
         return dataclasses.replace(
             self,
             config=config,
-            account=dataclasses.replace(self.account, config=config),
+            account=self.account and dataclasses.replace(self.account, config=config),
             saved_config=_with_train(self.saved_config, **changes),
         )
 
 # %% ../../nbs/76_train.ipynb #84847516
+def _open_data_on_ranks(run, checkpoint):
+    "What `_open_run_data` returns, on every rank; rank 0 comes first, since it may have to tokenise"
+    opened = []
+    run.processes.on_main(lambda: opened.append(_open_run_data(run.folder, run.saved_config, checkpoint)))
+    def open_here(): return opened[0] if opened else _open_run_data(run.folder, run.saved_config, checkpoint)
+    tokenizer, mixture, val_sources = run.processes.everywhere(open_here)
+    run.processes.check_same('corpus', mixture.fingerprint)
+    return tokenizer, mixture, val_sources
+
+
 def _check_compatible(config, checkpoint):
     "`UserError` for a checkpoint that cannot be loaded into the model of a configuration"
     model = make_model(config.model, config.train, 'meta')
@@ -572,15 +586,18 @@ def _load_engine(run, checkpoint):
     train = run.train
     seed_everything(train.seed)
     model = make_model(run.config.model, train)
-    if train.weights_on == 'device': model.to(run.device)
+    # FSDP moves its share of each block by itself.
+    if train.weights_on == 'device' and not train.fsdp: model.to(run.device)
+    if checkpoint: load_weights(checkpoint.folder, model)
+    ranks = share_model(run.config, model, run.processes.n, run.device)
     optimizer = make_optimizer(model, train)
-    extra = load_checkpoint(checkpoint.folder, model, optimizer) if checkpoint else {}
+    extra = load_state(checkpoint.folder, model, optimizer, ranks.part) if checkpoint else {}
     weight_average = make_weight_average(train, checkpoint, extra)
     step = checkpoint.step if checkpoint else 0
     states_file = None
     if train.states_on == 'disk':
         states_file = MappedFile(run.device, run.folder, mapped_state_bytes(run.config.model, train))
-    engine = make_engine(model, optimizer, train, step, run.device, states_file)
+    engine = make_engine(model, optimizer, train, step, run.device, states_file, ranks)
     scaler = getattr(engine, 'scaler', None)
     if scaler and checkpoint: scaler.load_state_dict(checkpoint.metadata['scaler'])
     return engine, weight_average
@@ -594,6 +611,7 @@ class _RunSaver(CheckpointSaver):
         fingerprints, # of data and tokenizer
         log,
     ):
+        self.writes = run.processes.is_main
         super().__init__(run.folder, run.train.save_total_limit, run.train.keep_every, self.log_failure)
         self.training = run
         self.engine = engine
@@ -623,6 +641,16 @@ class _RunSaver(CheckpointSaver):
             return
         super()._write(step, tensors_by_file, metadata)
 
+    def collect(self, model, optimizer, extra):
+        "What a checkpoint is made of, brought together on the rank that writes"
+        ranks = self.engine.ranks
+        def whole(name, t):
+            t = ranks.whole(name, t)
+            # One whole tensor at a time on the others, none of which they keep.
+            if ranks.has_whole_weights: return t
+            return t.cpu() if self.writes else t.new_empty(0)
+        return checkpoint_tensors(model, optimizer, extra, whole)
+
     def log_failure(self, error):
         self.failures.append(str(error))
         notice = f'{error} The run goes on and tries again at the next save.'
@@ -636,6 +664,12 @@ class _RunSaver(CheckpointSaver):
         raise UserError(f'{reason} --resume goes on from step {self.last_saved_step or first_step}.')
 
 # %% ../../nbs/76_train.ipynb #3215c2be
+class _NoLog:
+    "What the ranks other than 0 log to"
+    def __call__(self, *args, **fields): pass
+    def flush(self): return True
+
+
 class _GuardedLogger(MetricsLogger):
     "A `MetricsLogger` that does not write into a folder which is no longer the run's"
     def __init__(self, folder, listeners, resume_step, check_lock):
@@ -765,31 +799,36 @@ class Attempt:
         rollback:Rollback, # what the attempt before has found out
     ):
         run.check_lock()
-        checkpoint = latest_checkpoint(run.folder, functools.partial(_check_compatible, run.saved_config))
-        self.tokenizer, self.mixture, val_sources = _open_run_data(run.folder, run.saved_config, checkpoint)
+        check = functools.partial(_check_compatible, run.saved_config)
+        checkpoint = run.processes.on_main(latest_checkpoint, run.folder, check)
+        self.tokenizer, self.mixture, val_sources = _open_data_on_ranks(run, checkpoint)
         self.engine, weight_average = _load_engine(run, checkpoint)
         # Reading the text may have taken an hour.
         run.check_lock()
         self.first_step = checkpoint.step if checkpoint else 0
         self.last_step = self.first_step
-        self.bar = _ProgressBar(run.train.steps, self.first_step)
-        listeners = [self.bar.on_event, *run.listeners]
-        self.log = _GuardedLogger(run.folder, listeners, self.first_step, run.check_lock)
+        self.is_main = run.processes.is_main
+        if self.is_main:
+            self.bar = _ProgressBar(run.train.steps, self.first_step)
+            listeners = [self.bar.on_event, *run.listeners]
+            self.log = _GuardedLogger(run.folder, listeners, self.first_step, run.check_lock)
+        else: self.log = _NoLog()
         self.run = dataclasses.replace(
             run,
             val_sources=val_sources,
             rollback=rollback,
             val_losses=list(checkpoint.metadata.get('val_losses', ())) if checkpoint else [],
             weight_average=weight_average,
-            health_monitor=_health_monitor(run),
+            health_monitor=_health_monitor(run) if self.is_main else None,
             token_bytes=token_byte_counts(self.tokenizer),
         )
         self.log_beginning()
         if self.engine.compiled_blocks: self.engine.compiled_blocks.on_failure = self.log_not_compiled
         fingerprints = dict(data=self.mixture.fingerprint, tokenizer=tokenizer_fingerprint(self.tokenizer))
         self.saver = _RunSaver(self.run, self.engine, fingerprints, self.log)
-        self.first_steps = _FirstSteps(self.run, self.engine, self.log, self.bar)
-        if not can_measure(run.account): self.first_steps.on_skipped()
+        if self.is_main:
+            self.first_steps = _FirstSteps(self.run, self.engine, self.log, self.bar)
+            if not can_measure(run.account): self.first_steps.on_skipped()
 
     def log_beginning(self):
         "Log what is special about this attempt"
@@ -821,17 +860,23 @@ class Attempt:
             log=self.log,
             save=self.saver.save_step,
             poll_commands=self.poll_commands,
-            progress=self.first_steps.measure,
-            sample_text=self.sample_text,
-            on_bad_batch=self.save_bad_batch,
         )
+        if self.is_main:
+            callbacks = dataclasses.replace(
+                callbacks,
+                progress=self.first_steps.measure,
+                sample_text=self.sample_text,
+                on_bad_batch=self.save_bad_batch,
+            )
         self.last_step = fit(dataclasses.replace(self.run, callbacks=callbacks), self.engine, batches)
 
     def poll_commands(self, step):
         self.saver.report_failures()
-        return self.command_poller(step)
+        return self.run.processes.on_main(self.command_poller, step)
 
     def sample_text(self):
+        # Rank 0 can't compute alone with a part of the weights.
+        if not self.engine.ranks.has_whole_weights: return {}
         return _sample_text(self.run.saved_config, self.tokenizer, self.engine.model, self.run.device)
 
     def save_bad_batch(self, step, micro_batches):
@@ -866,7 +911,7 @@ def train_from_checkpoint(
                 raise KeyboardInterrupt(
                     f'stopped; {e}; --resume goes back to the last checkpoint, and on from there.'
                 ) from None
-            attempt.finish()
+            run.processes.everywhere(attempt.finish)
     except RuntimeError as e:
         # torch raises this wherever the training is just then.
         if 'DataLoader worker' not in str(e): raise
@@ -880,7 +925,7 @@ def train_from_checkpoint(
 import json, shlex, sys
 from typing import Annotated
 from ..config import TOKENIZER_KINDS, config_to_toml
-from ..core import Fraction, Range, Seed, pick_device, read_number
+from ..core import Fraction, Range, Seed, read_number
 from ..command_line import Bare, run_command, safe_output
 from ..toml import parse_seq_len_schedule, resolve_path, resolve_spec
 from ..data.curriculum import steps_for_epochs
@@ -892,6 +937,8 @@ from ..planning.planner import given_choices, plan_here
 from .checkpoint import save_weights
 from .load import load_run
 from .loop import find_lr, validate
+from .processes import check_same_config, explain_lost_rank, is_restart, mark_launch
+from .processes import rank_device, run_ranks
 from .recovery import free_memory, train_with_rollbacks
 from .telemetry import check_trackers, lock_run_dir, sync_metrics, take_command, trackers
 
@@ -925,6 +972,7 @@ def _save_average(attempt):
     run.weight_average.copy_to(params_by_unit(model))
     batch_size, rows = config.train.batch_size, config.train.val_rows
     metrics = validate(attempt.engine, run.val_sources, batch_size, rows, run.token_bytes)
+    if not run.processes.is_main: return
     renamed = {name.replace('val_', 'average_', 1): value for name, value in metrics.items()}
     attempt.log(step=config.train.steps, **renamed)
     folder.mkdir(exist_ok=True)
@@ -968,15 +1016,22 @@ def _print_next_commands(folder, config):
     for command in NEXT_COMMANDS: print(' ', command.format(run=shlex.quote(str(folder)), prompt=prompt))
 
 # %% ../../nbs/76_train_command.ipynb #d7dbe5d5
+def _begin(run):
+    "Write what the run will hold; what an earlier process has left to be read is dropped"
+    if run.processes.n > 1: mark_launch(run.folder)
+    _write_memory(run, run.account)
+    take_command(run.folder)
+
+
 def _train(run, auto_lr, track):
     "Everything between a resolved run and a trained model in its folder"
-    _write_memory(run, run.account)
-    # A command that was left for an earlier process is dropped.
-    take_command(run.folder)
-    if run.train.epochs: run = _with_counted_steps(run)
-    if auto_lr: run = _with_found_lr(run)
+    on_main = run.processes.on_main
+    on_main(_begin, run)
+    if run.train.epochs: run = run.with_train(steps=on_main(lambda: _with_counted_steps(run).train.steps))
+    if auto_lr: run = run.with_train(lr=on_main(lambda: _with_found_lr(run).train.lr))
     lr_found = auto_lr or _lr_from_range_test(run.folder, run.saved_config.train.lr)
     step = max((int(path.name) for path in checkpoints(run.folder)), default=0)
+    track = track if run.processes.is_main else ''
     with trackers(track, run.folder, json.loads(config_to_json(run.saved_config)), step) as listeners:
         run = dataclasses.replace(run, listeners=tuple(listeners), lr_found=lr_found)
         attempt = train_with_rollbacks(functools.partial(train_from_checkpoint, run), run.folder, run.device)
@@ -990,33 +1045,68 @@ def _train(run, auto_lr, track):
         if average and average.averages: _save_average(attempt)
 
 # %% ../../nbs/76_train_command.ipynb #3b89aa3a
-def run_training(folder, resolve_config, resume, auto_lr, track, prices):
+def _resolve_run(folder, device, resolve_config, resume, prices, processes):
+    "A `FolderRun`, or None if there is nothing left to train; its configuration; whether it is resumed"
+    _check_layout(folder)
+    resumed = resume and (folder/'config.json').exists()
+    config = resolve_config()
+    checkpoint = latest_checkpoint(folder)
+    step = checkpoint.step if checkpoint else 0
+    _check_sources(folder, config.train)
+    if _is_complete(folder, config.train, step):
+        print(f'{folder} is complete: {step} steps.')
+        return None, config, resumed
+    a = preflight(config, device, available_memory(device), prices, processes.n)
+    run = FolderRun(
+        # The account of one of several ranks is that of its share.
+        config=_with_train(config, block_inputs_on=a.config.train.block_inputs_on),
+        saved_config=config,
+        folder=folder,
+        device=device,
+        account=a,
+        check_lock=lambda: None,
+        prices=prices or {},
+    )
+    return run, config, resumed
+
+
+def _resolve_on_main(processes, device, check_lock, *args):
+    "What `_resolve_run` returns, on every rank; the account and the lock are rank 0's"
+    mine = []
+    def resolve():
+        run, config, resumed = _resolve_run(*args, processes)
+        mine.append(run)
+        return run and dataclasses.replace(run, account=None, check_lock=None), config, resumed
+    run, config, resumed = processes.on_main(resolve)
+    if run is None: return run, config, resumed
+    account = mine[0].account if mine else None
+    here = dict(account=account, device=device, check_lock=check_lock, processes=processes)
+    return dataclasses.replace(run, **here), config, resumed
+
+
+def _lock_on_main(processes, folder, stack):
+    "Rank 0 keeps other runs out of the folder until the stack is closed; what `lock_run_dir` gives"
+    locks = []
+    processes.on_main(lambda: locks.append(stack.enter_context(lock_run_dir(folder))))
+    return locks[0] if locks else lambda: None
+
+
+def run_training(folder, resolve_config, resume, auto_lr, track, prices, asked=None):
     "Lock the folder, resolve the run in it, train what is left to train, and print what was learned"
-    device = pick_device()
-    check_trackers(track)
-    with lock_run_dir(folder) as check_lock:
-        _check_layout(folder)
-        resumed = resume and (folder/'config.json').exists()
-        config = resolve_config()
-        checkpoint = latest_checkpoint(folder)
-        step = checkpoint.step if checkpoint else 0
-        _check_sources(folder, config.train)
-        if _is_complete(folder, config.train, step): print(f'{folder} is complete: {step} steps.')
-        else:
-            free = available_memory(device)
-            a = preflight(config, device, free, prices)
-            run = FolderRun(
-                config=a.config,
-                saved_config=config,
-                folder=folder,
-                device=device,
-                account=a,
-                check_lock=check_lock,
-                prices=prices or {},
-            )
-            with _explain_oom(config, a, free):
-                if not resumed: _remove_unsaved(folder)
-                _train(run, auto_lr and not resumed, track)
+    processes = run_ranks()
+    device = processes.everywhere(rank_device)
+    processes.everywhere(check_trackers, track)
+    if asked: check_same_config(processes, processes.everywhere(asked))
+    with contextlib.ExitStack() as stack:
+        check_lock = _lock_on_main(processes, folder, stack)
+        args = folder, device, resolve_config, resume, prices
+        run, config, resumed = _resolve_on_main(processes, device, check_lock, *args)
+        if run:
+            stack.enter_context(explain_lost_rank())
+            if run.account: stack.enter_context(_explain_oom(config, run.account, available_memory(device)))
+            if not resumed: processes.on_main(_remove_unsaved, folder)
+            _train(run, auto_lr and not resumed, track)
+    if not processes.is_main: return
     _print_samples(folder, config, device)
     _print_next_commands(folder, config)
 
@@ -1138,6 +1228,8 @@ def elleci_train(
     source = config
     if config is not None: config = resolve_config(preset, config)
     if fit == '': raise UserError('--fit is empty: give a size or a card, or leave the word after it out.')
+    if fit and run_ranks().n > 1:
+        raise UserError('--fit knows one card: choose the settings of several with elleci_memory --dp.')
     if fit and resume:
         raise UserError('--fit chooses settings, and a resumed run has its own: leave one of them out.')
     auto_lr = lr == 'auto'
@@ -1148,6 +1240,8 @@ def elleci_train(
     changes |= train_overrides(**{name: value for name, value in flags.items() if value is not False})
     new_config = functools.partial(resolve_config, None if config else preset, config, options, **changes)
     folder = _run_folder(out, lambda: new_config().preset)
+    # torchrun has started the run again after a rank was lost.
+    resume = resume or is_restart(folder)
     if fit:
         asked = new_config()
         fitted = plan_here(asked, fit, given_choices(asked, source, options, changes))
@@ -1161,8 +1255,10 @@ def elleci_train(
     if print_config:
         _print_config(resolve() if resume else new_config())
         return folder
+    # Ranks could have been started with different settings.
+    asked = new_config if run_ranks().n > 1 else None
     with safe_output(droppable=True), _default_torch_state():
-        run_training(folder, resolve, resume, auto_lr, track, prices)
+        run_training(folder, resolve, resume, auto_lr, track, prices, asked)
     return folder
 
 # %% ../../nbs/76_train_command.ipynb #b521e5e9

@@ -566,10 +566,12 @@ class Meter:
         model:ModelConfig|None, # None: no utilisation
         train:TrainConfig,
         device:torch.device=torch.device('cpu'),
+        ranks:int=1, # processes that share each step, each on a card like this
     ):
         self.model = model
         self.train = train
         self.device = device
+        self.ranks = ranks
         self.seconds = deque(maxlen=64)
         self.energy = energy_joules(device)
         self.peak = peak_flops(torch.cuda.get_device_name(device)) if device.type == 'cuda' else None
@@ -586,7 +588,7 @@ class Meter:
         )
         if self.device.type == 'cuda': metrics['peak_bytes'] = torch.cuda.max_memory_allocated(self.device)
         if self.peak and self.model:
-            metrics['mfu'] = model_flops(self.model, self.train, step)/seconds/self.peak
+            metrics['mfu'] = model_flops(self.model, self.train, step)/seconds/(self.ranks*self.peak)
         if self.energy is not None:
             before = self.energy
             self.energy = energy_joules(self.device)

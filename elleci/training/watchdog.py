@@ -55,9 +55,12 @@ def clock_jump(
 def all_finite(
     model:nn.Module,
 )->bool:
-    "Whether every weight is finite; one reduction for each tensor, one synchronization"
-    norms = [torch.linalg.vector_norm(p.detach(), math.inf).float().cpu() for p in model.parameters()]
-    return bool(torch.isfinite(torch.stack(norms)).all())
+    "Whether every weight of this process is finite; one reduction for each tensor, one synchronization"
+    # FSDP's parameters are DTensors, of which a process has a part, or nothing.
+    weights = [p.detach() for p in model.parameters()]
+    weights = [w.to_local() if hasattr(w, 'to_local') else w for w in weights]
+    norms = [torch.linalg.vector_norm(w, math.inf).float().cpu() for w in weights if w.numel()]
+    return not norms or bool(torch.isfinite(torch.stack(norms)).all())
 
 # %% ../../nbs/67_watchdog.ipynb #edd3da7a
 class HealthMonitor:
