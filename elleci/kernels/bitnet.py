@@ -198,10 +198,11 @@ def _check_matrix(w):
 def ternarize_int8(
     w:Tensor, # (d_out, K) any float dtype
     backend:str='auto', # 'torch', 'triton'; 'auto': Triton on a GPU
+    scale:Tensor|None=None, # of the whole matrix, where `w` is a part of one; None: `absmean(w)`
 )->tuple: # int8 (d_out, K); its scale, 0-d fp32 (float64 for float64)
     "`ternarize` in bytes, to the bit: the `ternary_weight` with which `bit_linear` need not round"
     _check_matrix(w)
-    scale = absmean(w)
+    if scale is None: scale = absmean(w)
     return _ternarize(w, scale, _pick_backend(backend, w)), scale
 
 # %% ../../nbs/41_bitnet_matmul.ipynb #c7017877

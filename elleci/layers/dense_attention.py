@@ -43,6 +43,8 @@ class DenseAttention(nn.Module):
     "Attention as in a Transformer (Vaswani et al. 2017, §3.2.2), heads shared or not; documents apart"
     # The kernel for whole rows, see `check_attention_backend`.
     attention_backend = 'auto'
+    # A `ContextParallel` where several ranks share each row, see `25_context_parallel`.
+    context = None
 
     def __init__(self,
         cfg:ModelConfig,  # `d_model`, `n_attn_heads`, `n_kv_heads`, `positions`, `bias`; and what RoPE needs
@@ -62,13 +64,15 @@ class DenseAttention(nn.Module):
         cache:LayerCache|None=None, # from `new_cache`: continue from it and update it, without gradients
         norm:nn.Module|None=None, # a norm in front, see `project`
     )->Tensor: # (B, T, D)
-        P = self.cfg.attn_head_dim
+        P, context = self.cfg.attn_head_dim, self.context if cache is None else None
         projected = project(x, norm, self.q_proj, self.k_proj, self.v_proj)
         q, k, v = (t.unflatten(-1, (-1, P)) for t in projected)
         if cache is not None: cache.check(x, seq_idx)
         if self.cfg.positions == 'rope':
             cos, sin = rope_table(self.cfg, q, seq_idx, cache, P)
+            if context is not None: cos, sin = context.own(cos, x), context.own(sin, x)
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        if context is not None: k, v, seq_idx = context.gather_keys(k, v, seq_idx)
         if cache is not None: out = self._cached(q, k, v, cache)
         else: out = self._attend(q, k, v, seq_idx, self.cfg.attention_density)
         return self.o_proj(out.flatten(-2))

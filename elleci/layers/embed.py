@@ -47,8 +47,11 @@ def embed(
     x = model.embedding(tokens)
     if getattr(model, 'positions', None) is not None:
         at = token_positions(tokens, seq_idx, cache)
-        end = tokens.shape[1] + (0 if cache is None else cache.length)
+        end = at.shape[1] + (0 if cache is None else cache.length)
         _check_places(at, end, model.positions.num_embeddings)
+        # Where several ranks share each row, see `25_context_parallel`.
+        context = getattr(model, 'context', None) if cache is None else None
+        if context is not None: at = context.own(at, tokens)
         x = x + model.positions(at)
     if getattr(model, 'embedding_dropout', None) is not None: x = model.embedding_dropout(x)
     return x

@@ -82,6 +82,8 @@ class Mamba2(KeepsFp32):
     "The Mamba-2 block (Dao and Gu 2024, §7): (B, T, D) to (B, T, D), causal, documents apart"
     # Whose kernels scan whole rows, a key of `SCAN_BACKENDS`; see `TrainConfig`.
     scan_backend = 'elleci'
+    # A `ContextParallel` where several ranks share each row, see `25_context_parallel`.
+    context = None
 
     def __init__(self,
         cfg:ModelConfig,
@@ -114,21 +116,23 @@ class Mamba2(KeepsFp32):
         cache:LayerCache|None=None, # from `new_cache`: continue from it and update it in place
         norm:nn.Module|None=None, # an `RMSNorm` in front, see `project`
     )->Tensor: # (B, T, D)
-        c = self.cfg
+        c, context = self.cfg, self.context if cache is None else None
         z, xBC, dt = project(x, norm, self.in_proj)[0].split([c.d_inner, c.conv_dim, c.n_ssm_heads], -1)
         if cache is not None:
             cache.check(xBC, seq_idx)
             xBC = cache.mask(xBC)
         if seq_idx is not None: seq_idx = document_ids(seq_idx)
-        window = _slide_window(cache, xBC)
-        u = conv_silu(xBC, self.conv_weight, self.conv_bias, seq_idx, window)
+        if context is None: own_seq_idx, window = seq_idx, _slide_window(cache, xBC)
+        else: own_seq_idx, window = context.own(seq_idx, xBC), context.halo(xBC, c.d_conv - 1, seq_idx)
+        u = conv_silu(xBC, self.conv_weight, self.conv_bias, own_seq_idx, window)
         v, B, C = u.split([c.d_inner, c.ngroups*c.d_state, c.ngroups*c.d_state], -1)
         v = v.unflatten(-1, (-1, c.headdim))             # (B, T, H, P)
         B = B.unflatten(-1, (c.ngroups, -1))             # (B, T, G, N)
         C = C.unflatten(-1, (c.ngroups, -1))
         dt = F.softplus(dt.to(compute_dtype(dt)) + self.dt_bias)
         A, backend = -self.A_log.exp(), SCAN_BACKENDS[self.scan_backend]
-        y = _scan(cache, v, dt, A, B, C, self.D, c.chunk_size, seq_idx, backend)
+        if context is None: y = _scan(cache, v, dt, A, B, C, self.D, c.chunk_size, seq_idx, backend)
+        else: y = context.scan(v, dt, A, B, C, self.D, c.chunk_size, seq_idx, backend)
         if cache is not None: cache.advance(x.shape[1])
         return self.out_proj(self.norm(y.flatten(-2), z))
 

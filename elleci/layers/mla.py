@@ -84,18 +84,18 @@ def rope_table(
 # %% ../../nbs/31_mla.ipynb #66d23a76
 def _expanded_attention(
     m:nn.Module,   # an `MLA`
-    q_nope:Tensor, # (B, T, H, nope)
+    q_nope:Tensor, # (B, T, H, nope) queries of the last T of S positions
     q_rope:Tensor, # (B, T, H, rope) rotated
-    latent:Tensor, # (B, T, r) normalised
-    k_rope:Tensor, # (B, T, rope) rotated
-    seq_idx:Tensor|None, # (B, T)
+    latent:Tensor, # (B, S, r) normalised
+    k_rope:Tensor, # (B, S, rope) rotated
+    seq_idx:Tensor|None, # (B, S)
     density:float=1., # of the blocks of keys that are seen; with a cache all are
 )->Tensor: # (B, T, H, v)
     "Attention with keys and values built from the latents (arXiv 2405.04434, eqs. 10, 11 and 16 to 18)"
     c = m.cfg
     kv = m.kv_up(latent).unflatten(-1, (c.n_attn_heads, -1))
     k_nope, v = kv.split([c.qk_nope_head_dim, c.v_head_dim], -1)
-    k = torch.cat([k_nope, k_rope[:, :, None].expand_as(q_rope)], -1)
+    k = torch.cat([k_nope, k_rope[:, :, None].expand(-1, -1, c.n_attn_heads, -1)], -1)
     q = torch.cat([q_nope, q_rope], -1)
     return attention(q, k, v.contiguous(), seq_idx, score_scale(c), m.attention_backend, density)
 
@@ -164,6 +164,8 @@ class MLA(nn.Module):
     "Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, §2.1): causal within each document"
     # The kernel for whole rows, see `check_attention_backend`.
     attention_backend = 'auto'
+    # A `ContextParallel` where several ranks share each row, see `25_context_parallel`.
+    context = None
 
     def __init__(self,
         cfg:ModelConfig,  # its widths: d_model, n_attn_heads, the head dims, kv_lora_rank; and rope_theta
@@ -189,17 +191,19 @@ class MLA(nn.Module):
         norm:nn.Module|None=None, # an `RMSNorm` in front, see `project`
         tokens:Tensor|None=None, # (B, T) token ids, which only `embedding_gate` reads
     )->Tensor: # (B, T, D)
-        c = self.cfg
+        c, context = self.cfg, self.context if cache is None else None
         if cache is not None: cache.check(x, seq_idx)
         q, latent = project(x, norm, self.q_proj, self.kv_down)
         q = q.unflatten(-1, (c.n_attn_heads, -1))
         q_nope, q_rope = q.split([c.qk_nope_head_dim, c.qk_rope_head_dim], -1)
         latent, k_rope = latent.split([c.kv_lora_rank, c.qk_rope_head_dim], -1)
         cos, sin = rope_table(c, q, seq_idx, cache)
+        if context is not None: cos, sin = context.own(cos, x), context.own(sin, x)
         q_rope = rotate(q_rope, cos, sin)
         k_rope = rotate(k_rope[:, :, None], cos, sin)[:, :, 0]
         if self.token_gate is not None: latent = self.token_gate(latent, tokens)
         latent = self.norm(latent)
+        if context is not None: latent, k_rope, seq_idx = context.gather_keys(latent, k_rope, seq_idx)
         if cache is not None: out = _cached_attention(self, q_nope, q_rope, latent, k_rope, cache)
         else: out = _expanded_attention(self, q_nope, q_rope, latent, k_rope, seq_idx, c.attention_density)
         return self.o_proj(out.flatten(-2))
