@@ -132,6 +132,7 @@ class DataParallel(OneProcess):
     ):
         super().__init__(model)
         self.rank, self.n = mesh.get_local_rank(), mesh.size()
+        self.n_data = self.n # ranks over which gradients are summed
         self.group = mesh.get_group()
         self.fsdp = fsdp
         self.has_whole_weights = not fsdp
@@ -140,7 +141,7 @@ class DataParallel(OneProcess):
         if fsdp:
             _shard(self.module, mesh)
             self.params = dict(model.named_parameters())
-        else:
+        elif self.n_data > 1:
             # Our model has no buffers that differ between ranks.
             with warnings.catch_warnings():
                 warnings.simplefilter('ignore', FutureWarning)
@@ -160,10 +161,13 @@ class DataParallel(OneProcess):
         if self.fsdp:
             self.module.set_requires_gradient_sync(is_last)
             self.module.set_is_last_backward(is_last)
-        else: self.module.require_backward_grad_sync = is_last
+        elif self.n_data > 1: self.module.require_backward_grad_sync = is_last
 
     def loss(self, tokens, labels, seq_idx):
-        return self.module(tokens, labels, seq_idx)
+        loss = self.module(tokens, labels, seq_idx)
+        # FSDP2 leaves the last weights gathered for a backward pass, and an evaluation has none.
+        if self.fsdp and not torch.is_grad_enabled(): self.module.reshard()
+        return loss
 
     def total(self, t):
         total = t.detach().clone()

@@ -419,6 +419,7 @@ def make_engine(
     global_step:int=0, # steps made so far
     device:torch.device|None=None, # where to compute; None: where the weights are
     states_file:MappedFile|None=None, # for states_on='disk'; None: a temporary file
+    ranks:OneProcess|None=None, # the processes that share its steps; None: this one alone
 )->GradAccumStep|LayerMajorStep:
     "The engine that a configuration names"
     for m in model.modules():
@@ -444,6 +445,7 @@ def make_engine(
             device,
             states_file,
         )
+    if ranks: engine.ranks = ranks
     engine.compiled_blocks = compile_blocks(model, train)
     return engine
 

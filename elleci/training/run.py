@@ -15,6 +15,7 @@ from ..data.curriculum import check_epochs
 from ..data.sources import parse_spec
 from ..engine.compile import compile_note
 from ..engine.offload import HostMemory, tune_malloc
+from ..engine.ranks import rank_sizes
 from ..kernels.mamba_ssm import load_mamba_ssm
 from ..kernels.triton_compat import build_advice
 from ..memory.ledger import parameter_counts
@@ -157,6 +158,14 @@ def _refuse_too_much_ram(name, a, ram):
     raise UserError(' '.join(filter(None, sentences)))
 
 # %% ../../nbs/76_preflight.ipynb #fc7e4321
+def _share_of_rank(config, sizes):
+    "The configuration of one process that computes what a rank does, with whole matrices"
+    train = config.train
+    seq_len, batch_size = train.seq_len//sizes.cp, train.batch_size//sizes.dp
+    train = dataclasses.replace(train, seq_len=seq_len, batch_size=batch_size, dp=0, cp=1, tp=1, fsdp=False)
+    return dataclasses.replace(config, train=train)
+
+
 def preflight(
     config:Config,
     device:torch.device,
@@ -169,7 +178,9 @@ def preflight(
     ram = read_ram() if device.type == 'cpu' else None
     if free is not None and ram is not None: free = min(free, ram.available)
     check_epochs(config.train, [name for name, where in config.train.data if parse_spec(where).stream])
-    _refuse_too_large(config, device, free)
+    sizes = rank_sizes(config, ranks)
+    shares_weights = ranks > 1 and (config.train.fsdp or sizes.tp > 1)
+    if not shares_weights: _refuse_too_large(config, device, free)
     if config.train.scan_backend == 'mamba-ssm' and 'M' in config.model.mixers:
         load_mamba_ssm()
         # Under Triton's interpreter too, they ask for a CUDA device.
@@ -179,13 +190,16 @@ def preflight(
     # Memory is pinned once, so that a machine without a GPU is refused before anything is written.
     if config.train.block_inputs_on == 'pinned': HostMemory('pinned', device)
     target = 'cuda' if device.type == 'cuda' else 'cpu'
-    a = account(config.model, config.train, target, name=config.preset, limit=free)
+    shared = _share_of_rank(config, sizes)
+    a = account(config.model, shared.train, target, name=config.preset, limit=free)
     if target == 'cpu':
         # Whoever keeps weights or states on the host prefers little memory to a little time.
         if (config.train.weights_on, config.train.states_on) != ('device', 'device'): tune_malloc()
         a = dataclasses.replace(a, process_before=memory_in_use(device))
+    if ranks > 1: print(f'{ranks} ranks: dp {{}}, cp {{}}, tp {{}}; the figures are those of one'.format(*sizes))
     _print_plan(config, device, a, prices or {})
-    _refuse_unless_it_fits(config.preset, device, a, free)
+    # With a part of the weights a rank holds less than the account of all of them.
+    if not shares_weights: _refuse_unless_it_fits(config.preset, device, a, free)
     return a
 
 # %% ../../nbs/76_preflight.ipynb #ad88a951
@@ -740,7 +754,8 @@ class _FirstSteps:
     def measure(self, steps):
         "The steps, with the bar"
         steps = self.bar.wrap(steps)
-        if not can_measure(self.run.account): return steps
+        # DDP's hooks write gradients where the measurement doesn't see it, and is disturbed by it.
+        if self.run.processes.n > 1 or not can_measure(self.run.account): return steps
         return measure_first_steps(steps, self.engine, self.on_measured, self.on_skipped)
 
     def on_measured(self, step, m, shapes):
@@ -828,7 +843,7 @@ class Attempt:
         self.saver = _RunSaver(self.run, self.engine, fingerprints, self.log)
         if self.is_main:
             self.first_steps = _FirstSteps(self.run, self.engine, self.log, self.bar)
-            if not can_measure(run.account): self.first_steps.on_skipped()
+            if run.processes.n == 1 and not can_measure(run.account): self.first_steps.on_skipped()
 
     def log_beginning(self):
         "Log what is special about this attempt"
@@ -1058,8 +1073,8 @@ def _resolve_run(folder, device, resolve_config, resume, prices, processes):
         return None, config, resumed
     a = preflight(config, device, available_memory(device), prices, processes.n)
     run = FolderRun(
-        # The account of one of several ranks is that of its share.
-        config=_with_train(config, block_inputs_on=a.config.train.block_inputs_on),
+        # Of several ranks, the account has the share of one.
+        config=a.config if processes.n == 1 else _with_train(config, block_inputs_on=a.config.train.block_inputs_on),
         saved_config=config,
         folder=folder,
         device=device,
