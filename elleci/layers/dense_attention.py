@@ -43,7 +43,7 @@ class DenseAttention(nn.Module):
     "Attention as in a Transformer (Vaswani et al. 2017, §3.2.2), heads shared or not; documents apart"
     # The kernel for whole rows, see `check_attention_backend`.
     attention_backend = 'auto'
-    # A `ContextParallel` where several ranks share each row, see `35_context_parallel`.
+    # A `ContextParallel` where ranks share rows (`seq_idx` is that of whole rows), see `35_context_parallel`.
     context = None
 
     def __init__(self,

@@ -165,7 +165,7 @@ class MLA(nn.Module):
     "Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, §2.1): causal within each document"
     # The kernel for whole rows, see `check_attention_backend`.
     attention_backend = 'auto'
-    # A `ContextParallel` where several ranks share each row, see `35_context_parallel`.
+    # A `ContextParallel` where ranks share rows (`seq_idx` is that of whole rows), see `35_context_parallel`.
     context = None
 
     def __init__(self,
