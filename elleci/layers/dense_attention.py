@@ -43,7 +43,7 @@ class DenseAttention(nn.Module):
     "Attention as in a Transformer (Vaswani et al. 2017, §3.2.2), heads shared or not; documents apart"
     # The kernel for whole rows, see `check_attention_backend`.
     attention_backend = 'auto'
-    # A `ContextParallel` where several ranks share each row, see `25_context_parallel`.
+    # A `ContextParallel` where ranks share rows (`seq_idx` is that of whole rows), see `35_context_parallel`.
     context = None
 
     def __init__(self,
@@ -82,7 +82,8 @@ class DenseAttention(nn.Module):
     def _attend(self, q, k, v, seq_idx, density=1.):
         "Attention of all tokens of a row; with a cache to all of them, whatever the density"
         k, v = (share_heads(t, q.shape[2]) for t in (k, v))
-        return attention(q, k, v, seq_idx, self._scale(), self.attention_backend, density)
+        attend = attention if self.context is None else self.context.attend
+        return attend(q, k, v, seq_idx, self._scale(), self.attention_backend, density)
 
     def _cached(self, q, k, v, cache):
         "Attention of the next tokens, which are appended to the cache"

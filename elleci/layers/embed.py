@@ -49,7 +49,7 @@ def embed(
         at = token_positions(tokens, seq_idx, cache)
         end = at.shape[1] + (0 if cache is None else cache.length)
         _check_places(at, end, model.positions.num_embeddings)
-        # Where several ranks share each row, see `25_context_parallel`.
+        # Where several ranks share each row, see `35_context_parallel`.
         context = getattr(model, 'context', None) if cache is None else None
         if context is not None: at = context.own(at, tokens)
         x = x + model.positions(at)

@@ -82,7 +82,7 @@ class Mamba2(KeepsFp32):
     "The Mamba-2 block (Dao and Gu 2024, §7): (B, T, D) to (B, T, D), causal, documents apart"
     # Whose kernels scan whole rows, a key of `SCAN_BACKENDS`; see `TrainConfig`.
     scan_backend = 'elleci'
-    # A `ContextParallel` where several ranks share each row, see `25_context_parallel`.
+    # A `ContextParallel` where ranks share rows (`seq_idx` is that of whole rows), see `35_context_parallel`.
     context = None
 
     def __init__(self,

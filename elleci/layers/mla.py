@@ -97,7 +97,8 @@ def _expanded_attention(
     k_nope, v = kv.split([c.qk_nope_head_dim, c.v_head_dim], -1)
     k = torch.cat([k_nope, k_rope[:, :, None].expand(-1, -1, c.n_attn_heads, -1)], -1)
     q = torch.cat([q_nope, q_rope], -1)
-    return attention(q, k, v.contiguous(), seq_idx, score_scale(c), m.attention_backend, density)
+    attend = attention if m.context is None else m.context.attend
+    return attend(q, k, v.contiguous(), seq_idx, score_scale(c), m.attention_backend, density)
 
 # %% ../../nbs/31_mla.ipynb #3e8a90c4
 def _split_weight(
@@ -164,7 +165,7 @@ class MLA(nn.Module):
     "Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, §2.1): causal within each document"
     # The kernel for whole rows, see `check_attention_backend`.
     attention_backend = 'auto'
-    # A `ContextParallel` where several ranks share each row, see `25_context_parallel`.
+    # A `ContextParallel` where ranks share rows (`seq_idx` is that of whole rows), see `35_context_parallel`.
     context = None
 
     def __init__(self,
