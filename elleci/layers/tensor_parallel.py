@@ -164,8 +164,9 @@ def check_tensor_parallel(
     if n == 1: return
     def refuse_unless(divides, what, hint):
         if not divides: raise UserError(f'{what} cannot be shared by tp = {n} ranks: {hint}.')
-    refuse_unless('E' not in cfg.mixers, 'Eigenstate layers (E)', "take tp = 1, or another letter in pattern")
-    refuse_unless(cfg.router == 'none', f'A model with router = {cfg.router!r}', "take tp = 1, or router = 'none'")
+    refuse_unless('E' not in cfg.mixers, 'Eigenstate layers (E)', 'take tp = 1, or another letter in pattern')
+    router = f'A model with router = {cfg.router!r}'
+    refuse_unless(cfg.router == 'none', router, "take tp = 1, or router = 'none'")
     if 'M' in cfg.mixers:
         H, G = cfg.n_ssm_heads, cfg.ngroups
         refuse_unless(H % n == 0, f'{H} SSM heads', f'give a divisor of {H}')
@@ -176,6 +177,7 @@ def check_tensor_parallel(
     if 'T' in cfg.mixers:
         kv = cfg.kv_heads
         refuse_unless(kv == 1 or kv % n == 0, f'n_kv_heads = {kv}', 'give one head, or a multiple of tp')
+    if cfg.ternary: refuse_unless(cfg.d_model % n == 0, f'd_model = {cfg.d_model}', 'give a multiple of tp')
     refuse_unless(cfg.d_ff % n == 0, f'd_ff = {cfg.d_ff}', f'give a divisor of {cfg.d_ff}')
 
 # %% ../../nbs/52_tensor_parallel.ipynb #bf6a6292
@@ -246,6 +248,14 @@ class _SharedGatedRMSNorm(GatedRMSNorm):
         with full_precision(y): return _SharedGatedNorm.apply(y, z, self.weight, self.group)
 
 # %% ../../nbs/52_tensor_parallel.ipynb #62d705b9
+def _whole_rows(w, group):
+    "1/n of the rows (R/n, K) of a matrix of which each rank has some columns (R, K/n)"
+    n = dist.get_world_size(group)
+    received = torch.empty_like(w, memory_format=torch.contiguous_format)
+    dist.all_to_all_single(received, w.contiguous(), group=group)
+    return received.unflatten(0, (n, -1)).transpose(0, 1).flatten(1)
+
+
 class _SharedBitLinear(BitLinear):
     "Some rows or columns of a ternary layer; the scale is that of the whole matrix"
     def __init__(self, layer, cut, group):
@@ -255,16 +265,16 @@ class _SharedBitLinear(BitLinear):
 
     @torch.no_grad()
     def _scale(self):
-        "`absmean` of the whole matrix"
-        w, dtype, n = self.weight.detach(), compute_dtype(self.weight), dist.get_world_size(self.group)
-        total, numel = w.new_zeros((), dtype=torch.float64), 0
-        lengths = self.cut.lengths(n)
-        for part, (_, kind) in zip(w.split([length for length, _ in lengths], self.cut.dim), lengths):
-            copies = 1 if kind == SHARDED else n
-            row_sums = torch.linalg.vector_norm(part, 1, -1, dtype=dtype)
-            total += row_sums.sum(dtype=torch.float64)/copies
-            numel += part.numel()*n//copies
-        return (_sum(total, self.group)/numel).to(dtype).clamp_min(MIN_SCALE)
+        "`absmean` of the whole matrix: the same sums, added up in the same order"
+        w, rows = self.weight.detach(), self.cut
+        if self.cut.dim:
+            rows = Cut(((len(w), SHARDED),))
+            w = _whole_rows(w, self.group)
+        sums = torch.linalg.vector_norm(w, 1, -1, dtype=compute_dtype(w))
+        parts = [torch.empty_like(sums) for _ in range(dist.get_world_size(self.group))]
+        dist.all_gather(parts, sums, group=self.group)
+        sums = rows.full(parts)
+        return (sums.sum()/(len(sums)*w.shape[1])).clamp_min(MIN_SCALE)
 
     def _cached_ternary_weight(self):
         "Ternary weights and the scale, kept within `cache_ternary_weights`"
@@ -374,7 +384,7 @@ def _share_linears(layer, cuts, group):
 class TensorParallel:
     """A model of which this rank has a part of each layer, changed in place
 
-    Make it before FSDP, DDP and the optimizer. Then, in each step: the backward pass, `sum_gradients`, `norm`."""
+    Make it before FSDP, DDP and the optimizer. In each step call `sum_gradients` after the backward pass."""
     def __init__(self,
         model:nn.Module, # an `Elleci`, whole and the same on every rank
         group,           # the ranks that share each layer, of `torch.distributed`
@@ -454,13 +464,14 @@ class TensorParallel:
         params:list|None=None, # parameters; None: all
     )->Tensor: # () of the whole gradient, the same on every rank; float64
         "The norm of the gradient, what several ranks have counted once; after `sum_gradients`"
-        plain, by_mesh = 0., {}
+        squares = {}                    # by the mesh that shares the rows of a gradient; None: no mesh
         for grad, t, kind in self._gradients(params):
             # Each of n equal copies counts as 1/n.
-            square = torch.linalg.vector_norm(t, dtype=torch.float64).square()/(1 if kind == SHARDED else self.n)
-            if isinstance(grad, DTensor): by_mesh[grad.device_mesh] = by_mesh.get(grad.device_mesh, 0.) + square
-            else: plain = plain + square
-        total = plain + sum(_sum(square, mesh.get_group()) for mesh, square in by_mesh.items())
+            copies = 1 if kind == SHARDED else self.n
+            square = torch.linalg.vector_norm(t, dtype=torch.float64).square()/copies
+            mesh = grad.device_mesh if isinstance(grad, DTensor) else None
+            squares[mesh] = squares.get(mesh, 0.) + square
+        total = sum(s if mesh is None else _sum(s, mesh.get_group()) for mesh, s in squares.items())
         return _sum(total, self.group).sqrt()
 
 
