@@ -233,6 +233,9 @@ def _partial_step_guard(engine):
 # %% ../../nbs/61_layer_major.ipynb #7b61c0a2
 class OneRank:
     "What a layer-major step needs of the processes that share it, where there is only one"
+    n = 1                    # processes
+    has_whole_weights = True # whether each process has all of every weight, gradient and state
+
     def place(self,
         model:nn.Module, # an `Elleci`
         optimizer:torch.optim.Optimizer,
@@ -302,6 +305,18 @@ class OneRank:
     )->Tensor:
         "What this process keeps of it"
         return t
+
+    def whole(self, name, t):
+        "As `full`, for a parameter's name"
+        return t
+
+    def part(self, name, t):
+        "What is loaded of a whole state: all of it, since `place` takes what this process keeps"
+        return t
+
+    def all_true(self, flag:bool)->bool:
+        "Whether a flag is set in every process"
+        return flag
 
 # %% ../../nbs/61_layer_major.ipynb #90196ee9
 class LayerMajorStep:

@@ -196,7 +196,7 @@ def preflight(
         # Whoever keeps weights or states on the host prefers little memory to a little time.
         if (config.train.weights_on, config.train.states_on) != ('device', 'device'): tune_malloc()
         a = dataclasses.replace(a, process_before=memory_in_use(device))
-    if ranks > 1: print(f'{ranks} ranks: dp {{}}, cp {{}}, tp {{}}; the figures are those of one'.format(*sizes))
+    if ranks > 1: print(f'{ranks} ranks: dp {sizes.dp}, cp {sizes.cp}, tp {sizes.tp}; of one of them:')
     _print_plan(config, device, a, prices or {})
     # With a part of the weights a rank holds less than the account of all of them.
     if not shares_weights: _refuse_unless_it_fits(config.preset, device, a, free)
@@ -546,7 +546,7 @@ from ..planning.account import can_measure, predicted_vs_measured
 from ..planning.cost import mapped_state_bytes
 from .checkpoint import CheckpointSaver, compatibility_check, latest_checkpoint
 from .checkpoint import checkpoint_tensors, load_state, load_weights
-from .processes import OneRank
+from .processes import Alone
 from .loop import Callbacks, CommandPoller, TrainingRun, fit, make_weight_average
 from .loop import stop_on_signal, token_byte_counts
 from .recovery import Rollback, save_bad_batch
@@ -566,7 +566,7 @@ class FolderRun(TrainingRun):
     listeners:tuple = ()     # functions of an event, from `trackers`
     prices:dict = dataclasses.field(default_factory=dict) # as for `preflight`
     lr_found:bool = False    # whether a range test has found the learning rate
-    processes:OneRank = OneRank() # those that make it
+    processes:Alone = Alone() # those that make it
 
     def with_train(self, **changes):
         "The same run with other training settings, none of which changes what it will hold"
@@ -1072,9 +1072,10 @@ def _resolve_run(folder, device, resolve_config, resume, prices, processes):
         print(f'{folder} is complete: {step} steps.')
         return None, config, resumed
     a = preflight(config, device, available_memory(device), prices, processes.n)
+    block_inputs_on = a.config.train.block_inputs_on
     run = FolderRun(
         # Of several ranks, the account has the share of one.
-        config=a.config if processes.n == 1 else _with_train(config, block_inputs_on=a.config.train.block_inputs_on),
+        config=a.config if processes.n == 1 else _with_train(config, block_inputs_on=block_inputs_on),
         saved_config=config,
         folder=folder,
         device=device,
