@@ -96,14 +96,7 @@ def _padded(t, rows):
 @contextlib.contextmanager
 def _gathered(shards, unit, prefetch):
     "Within it, what a unit uses is whole; afterwards its gradients are in `shards.gradients`"
-    shards.prefetch(unit)
-    chunks = []
-    for p, whole, work, _ in shards.gathering.pop(unit):
-        work.wait()
-        chunks.append((p, p.data))
-        p.data = whole[:shards.shapes[p][0]]
-        p.grad = shards.gradients.pop(p, None)
-    del whole, work
+    chunks = _put_whole_weights(shards, unit)
     if prefetch: shards.prefetch(prefetch)
     try: yield
     finally:
@@ -111,6 +104,18 @@ def _gathered(shards, unit, prefetch):
             gradient, p.grad = p.grad, None
             if gradient is not None: shards.gradients[p] = gradient
             p.data = chunk
+
+
+def _put_whole_weights(shards, unit):
+    "Exchange a unit's chunks for its whole weights: [(parameter, chunk)]"
+    shards.prefetch(unit)
+    chunks = []
+    for p, whole, work, _ in shards.gathering.pop(unit):
+        work.wait()
+        chunks.append((p, p.data))
+        p.data = whole[:shards.shapes[p][0]]
+        p.grad = shards.gradients.pop(p, None)
+    return chunks
 
 # %% ../../nbs/63_layer_major_ranks.ipynb #5cd27e18
 class LayerMajorRanks(OneRank):
@@ -123,13 +128,10 @@ class LayerMajorRanks(OneRank):
     ):
         self.group = group
         self.fsdp = fsdp
-        self.has_whole_weights = not fsdp
         self.rank, self.n = dist.get_rank(group), dist.get_world_size(group)
         self.summing = deque()    # (unit, its gradients that are being added up)
 
     def place(self, model, optimizer, placement, device):
-        self.device = device
-        self.params = dict(model.named_parameters())
         self.stays = placement.weights_on == 'device'
         self.overlaps = self.stays and placement.states_on == 'device'
         if not self.fsdp: return
@@ -154,9 +156,8 @@ class LayerMajorRanks(OneRank):
         n_waiting = 1 if self.overlaps and unit != 'embedding' else 0
         while len(self.summing) > n_waiting:
             unit, sums = self.summing.popleft()
-            for s in sums:
-                s.work.wait()
-                s.param.grad = s.gradient
+            _finish(sums)
+            # Nothing of them may outlive the update.
             del sums
             yield unit
 
@@ -206,13 +207,12 @@ class LayerMajorRanks(OneRank):
     def local(self, p, t):
         return self.shards.local(p, t) if self.fsdp and t.ndim else t
 
-    def whole(self, name, t):
-        return self.full(self.params[name], t)
 
-    def all_true(self, flag):
-        lowest = torch.tensor(float(flag), device=self.device)
-        dist.all_reduce(lowest, dist.ReduceOp.MIN, group=self.group)
-        return bool(lowest)
+def _finish(sums):
+    "Wait for gradients and put them where an optimizer looks"
+    for s in sums:
+        s.work.wait()
+        s.param.grad = s.gradient
 
 
 def _check_rows(model, optimizer):
