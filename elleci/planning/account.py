@@ -48,9 +48,10 @@ def _trace_every_block(
     train:TrainConfig,
     target:str, # 'cuda' or 'cpu'
     steps:int,
+    make=make_model, # called with (model_cfg, train, 'meta')
 )->Trace:
     "The trace of `steps` training steps, every block run"
-    model = make_model(model_cfg, train, 'meta')
+    model = make(model_cfg, train, 'meta')
     shape = train.batch_size, train.seq_len
     # tokens, labels, document numbers
     micro_batches = [
@@ -90,6 +91,7 @@ def trace_step(
     train:TrainConfig, # as many of its micro-batches are run as differ
     target:str='cuda', # 'cuda' or 'cpu'
     steps:int=2,       # the optimizer's state appears in the first
+    make=make_model,   # called with (model, train, 'meta'): another model of the same blocks
 )->Trace:
     "The memory of our own training step, allocation by allocation; of blocks that repeat one period is run"
     n_layers, period = model.n_layers, _period(model.mixers)
@@ -100,9 +102,9 @@ def trace_step(
     if n_traced < n_layers:
         # Where the blocks turn out not to repeat, all of them are run.
         with contextlib.suppress(UserError):
-            trace = _trace_every_block(replace(model, n_layers=n_traced), train, target, steps)
+            trace = _trace_every_block(replace(model, n_layers=n_traced), train, target, steps, make)
             return _without_mapped_states(compose(trace, period, n_layers - n_traced), train)
-    return _without_mapped_states(_trace_every_block(model, train, target, steps), train)
+    return _without_mapped_states(_trace_every_block(model, train, target, steps, make), train)
 
 # %% ../../nbs/64_account.ipynb #5e0594fc
 LOADED_LATER_BYTES = 64*MiB         # of a process: loaded after the account was made

@@ -10,7 +10,8 @@ import json, sys
 from pathlib import Path
 from typing import Annotated
 import torch
-from ..core import Range, UserError, validate_ranges, memory_in_use, require
+from ..core import NonNegativeInt, PositiveInt, Range, UserError
+from ..core import validate_ranges, memory_in_use, require
 from ..command_line import run_command
 from ..config import Config, resolve_config
 from ..memory.ledger import CARDS, card_bytes, card_key, parse_bytes
@@ -18,6 +19,7 @@ from .account import Account, account, advice, alternatives, as_dict, draw_timel
 from .account import train_overrides
 from .cost import cost_as_dict, cost_lines, cost_table, training_cost
 from .planner import Plan, given_choices, plan as find_plan, plan_as_dict
+from .ranks import RanksAccount, account_ranks, ranks_as_dict, ranks_report
 
 # %% ../../nbs/66_memory_command.ipynb #b3d5b879
 def _check_drawing(path:str|None):
@@ -81,6 +83,27 @@ def _show_plan(config, vram, ram, pinned, choices, draw, as_json):
     if draw: _save(p.draw(), draw)
     return p
 
+# %% ../../nbs/66_memory_command.ipynb #48345cfa
+def _is_shared(train):
+    "Whether several processes share a step"
+    return train.dp > 1 or train.fsdp or train.cp > 1 or train.tp > 1
+
+
+def _show_ranks(
+    config:Config,
+    limit:int|None, # bytes of a card
+    for_one:dict,   # flags that only the account of one card has
+    as_json:bool,
+)->RanksAccount:
+    "Print the account of each rank"
+    for name, value in for_one.items():
+        flag = '--' + name.replace('_', '-')
+        if value is not None:
+            raise UserError(f'{flag} is for one card: leave it out, or leave out dp, fsdp, cp and tp.')
+    a = account_ranks(config, limit=limit)
+    print(_as_json(ranks_as_dict(a, limit)) if as_json else ranks_report(a, limit))
+    return a
+
 # %% ../../nbs/66_memory_command.ipynb #15d1bd57
 @validate_ranges
 def elleci_memory(
@@ -102,6 +125,11 @@ def elleci_memory(
     weights_on:str|None=None, # layer-major: device, host (pinned) or pageable
     states_on:str|None=None,  # layer-major: device, host (pinned), pageable or disk
     int8_backward:bool=False, # ternary layers: gradients rounded to int8 too
+    #: Several cards: elleci_memory --preset elleci-1b5 --optimizer adamw --dp 2 --fsdp --tp 2 --vram 12GiB
+    dp:NonNegativeInt|None=None, # ranks that share the rows of a micro-batch; 0 counts as 1 here
+    fsdp:bool=False,           # they share weights, gradients and optimizer states, too
+    cp:PositiveInt|None=None,  # ranks that share the tokens of a row
+    tp:PositiveInt|None=None,  # ranks that share the heads and widths of each layer
     #: The fastest that fits: elleci_memory --plan --preset elleci-1b5 --vram 8GiB --ram 16GiB
     plan:bool=False,     # search engine, micro-batch, placements, optimizer, precision; what you give stays
     ram:str|None=None,   # of the machine, with --plan (default: 32GiB)
@@ -113,7 +141,7 @@ def elleci_memory(
     cards:bool=False,    # a table of all cards that are known
     draw:str|None=None,  # a file for the timeline, or for a plan's bytes against seconds, e.g. memory.png
     json:bool=False,     # print numbers for programs
-)->Account|Plan:
+)->Account|RanksAccount|Plan:
     "What a training configuration takes, whether it fits, and on a card: days, kWh, money, disk, RAM"
     limit = None if vram is None else card_bytes(vram)
     changes = train_overrides(
@@ -129,6 +157,10 @@ def elleci_memory(
         weights_on=weights_on,
         states_on=states_on,
         int8_backward=int8_backward or None,
+        dp=dp,
+        fsdp=fsdp or None,
+        cp=cp,
+        tp=tp,
     )
     _check_drawing(draw)
     others = dict(context=context, cards=cards or None, kwh_price=kwh_price, hour_price=hour_price)
@@ -136,7 +168,10 @@ def elleci_memory(
     source = config
     config = resolve_config(preset, config, set or (), 'elleci-1b5', **changes)
     given = given_choices(config, source, set or (), changes)
+    if plan and _is_shared(config.train):
+        raise UserError('--plan plans for one card: leave out dp, fsdp, cp and tp.')
     if plan: return _show_plan(config, vram, ram or '32GiB', pinned or '2GiB', given, draw, json)
+    if _is_shared(config.train): return _show_ranks(config, limit, dict(others, draw=draw), json)
     a = account(
         config.model,
         config.train,
