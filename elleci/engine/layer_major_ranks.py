@@ -128,10 +128,13 @@ class LayerMajorRanks(OneRank):
     ):
         self.group = group
         self.fsdp = fsdp
+        self.has_whole_weights = not fsdp
         self.rank, self.n = dist.get_rank(group), dist.get_world_size(group)
         self.summing = deque()    # (unit, its gradients that are being added up)
 
     def place(self, model, optimizer, placement, device):
+        self.device = device
+        self.params = dict(model.named_parameters())
         self.stays = placement.weights_on == 'device'
         self.overlaps = self.stays and placement.states_on == 'device'
         if not self.fsdp: return
@@ -206,6 +209,14 @@ class LayerMajorRanks(OneRank):
 
     def local(self, p, t):
         return self.shards.local(p, t) if self.fsdp and t.ndim else t
+
+    def whole(self, name, t):
+        return self.full(self.params[name], t)
+
+    def all_true(self, flag):
+        lowest = torch.tensor(float(flag), device=self.device)
+        dist.all_reduce(lowest, dist.ReduceOp.MIN, group=self.group)
+        return bool(lowest)
 
 
 def _finish(sums):

@@ -151,9 +151,18 @@ def rank_device()->torch.device:
 # %% ../../nbs/76_processes.ipynb #0e73a8c6
 def join_ranks():
     "Join the group of processes that torchrun started, if it did"
-    if int(os.environ.get('WORLD_SIZE', '1')) < 2: return
+    n, timeout = int(os.environ.get('WORLD_SIZE', '1')), rank_timeout()
+    if n < 2: return
     backend = 'cpu:gloo,cuda:nccl' if torch.cuda.is_available() else 'gloo'
-    dist.init_process_group(backend, timeout=rank_timeout())
+    if os.environ.get('TORCHELASTIC_USE_AGENT_STORE') != 'True':
+        dist.init_process_group(backend, timeout=timeout)
+        return
+    store = dist.TCPStore(os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']), n, False, timeout)
+    # torchrun keeps its store when it starts ranks again: without a prefix they'd find dead ones' addresses.
+    store = dist.PrefixStore(f"attempt_{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+    dist.init_process_group(
+        backend, store=store, rank=int(os.environ['RANK']), world_size=n, timeout=timeout
+    )
 
 
 def leave_ranks(
