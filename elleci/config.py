@@ -478,6 +478,11 @@ def _check_ranks(
         "precision is 'fp16': its loss scale would have to see the gradients of all ranks, and with fsdp or "
         "tp none does; use 'bf16'.",
     )
+    _check(
+        t.tp == 1 or not t.int8_backward,
+        'int8_backward is on: with tp a rank has a part of each matrix, and gradients are rounded by the '
+        'scales of whole ones; leave one of them out.',
+    )
     for divisor in (1, *(d for _, d in t.seq_len_schedule)):
         _check(
             t.seq_len//divisor % t.cp == 0,
