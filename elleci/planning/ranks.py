@@ -349,6 +349,18 @@ def _by_unit(
     return found
 
 
+@functools.lru_cache(maxsize=4)
+def _rehearsal(
+    model:ModelConfig, # the whole
+    train:TrainConfig, # of one rank
+    target:str, # 'cuda' or 'cpu'
+    steps:int,
+    tp:int,
+)->Trace: # not to be changed
+    "The rehearsal of a rank's share, which is the same however many ranks there are"
+    return trace_step(model, train, target, steps, functools.partial(make_local_model, tp=tp))
+
+
 def _walk_of(
     config:Config, # resolved
     layout:Layout,
@@ -358,7 +370,7 @@ def _walk_of(
     "The rehearsal of the fullest rank"
     model, whole = config.model, config.train
     train = local_train(whole, layout)
-    trace = trace_step(model, train, target, steps, functools.partial(make_local_model, tp=layout.tp))
+    trace = _rehearsal(model, train, target, steps, layout.tp)
     sizes = rank_sizes(model, whole, layout)
     # Every rank reads all rows and tokens of a step.
     inputs = whole.batch_size*whole.seq_len/(train.batch_size*train.seq_len)
@@ -406,10 +418,11 @@ def account_ranks(
     if replayed: categories['rounding'] = int(replayed.allocated[event]) - int(running[event])
     step, phase, unit = walk.places[event]
     where = 'outside the blocks' if unit == ROOT else f'block {unit}'
-    at_rest = [
-        {c: sum(by_name.values()) for c, by_name in rank_sizes(config.model, config.train, layout, rank).items()}
-        for rank in range(layout.world)
-    ]
+    def held(rank):
+        sizes = rank_sizes(config.model, config.train, layout, rank)
+        return {category: sum(by_name.values()) for category, by_name in sizes.items()}
+    # Tensor-parallel neighbours hold the same.
+    at_rest = [held(rank) for rank in range(0, layout.world, layout.tp) for _ in range(layout.tp)]
     peak = int((replayed.allocated if replayed else running).max())
     reserved = replayed.peak_reserved if replayed else peak
     return RanksAccount(config, layout, target, at_rest, categories, peak, reserved, f'{phase}, {where}')
@@ -444,7 +457,7 @@ def ranks_report(
     if a.target == 'cuda': lines.append(f'{fmt_bytes(a.peak_reserved):>12}  reserved by the allocator at its fullest')
     if limit:
         off = limit - a.needed
-        verdict = f'to spare' if off >= 0 else 'too much'
+        verdict = 'to spare' if off >= 0 else 'too much'
         lines += ['', f"{'fits into' if off >= 0 else 'does not fit into'} {fmt_bytes(limit)} a rank, "
                       f'{fmt_bytes(abs(off))} {verdict}; CUDA context and the buffers of NCCL not counted']
     return '\n'.join(lines)
