@@ -7,7 +7,7 @@ __all__ = ['Layout', 'layout_of', 'LocalModel', 'check_cuts', 'local_model', 'lo
 
 # %% ../../nbs/10_ledger_ranks.ipynb #bc3de548
 import functools, math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 from ..config import ModelConfig, TrainConfig
 from ..core import UserError
@@ -80,9 +80,10 @@ def check_cuts(
         for found, what in (
             ('E' in model.mixers, 'Eigenstate layers'),
             (model.router != 'none', f'Layers with a router ({model.router!r})'),
-            (model.attention_density < 1, f'Sparse attention (attention_density {model.attention_density})'),
+            (model.attention_density < 1, f'Layers of attention_density {model.attention_density}'),
         ):
-            if found: raise UserError(f'{what} cannot be shared by several ranks, and {how}: use dp and fsdp.')
+            if found:
+                raise UserError(f'{what} cannot be shared by several ranks, and {how}: use dp and fsdp.')
     for what, n in _widths(model).items():
         if n % layout.tp:
             raise UserError(f'{n} {what} cannot be shared by tp = {layout.tp} ranks: give a divisor of {n}.')
