@@ -7,7 +7,7 @@ __all__ = ['Layout', 'layout_of', 'LocalModel', 'check_cuts', 'local_model', 'lo
 
 # %% ../../nbs/10_ledger_ranks.ipynb #bc3de548
 import functools, math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 from ..config import ModelConfig, TrainConfig
 from ..core import UserError
@@ -64,8 +64,12 @@ def _widths(
     "The heads and widths that tensor parallelism cuts"
     widths = {}
     if 'M' in c.mixers: widths['SSM heads'] = c.n_ssm_heads
+    # One group, or one head of keys and values, is read by all heads: every rank has it.
+    if 'M' in c.mixers and c.ngroups > 1: widths['groups of SSM heads'] = c.ngroups
     if set(c.mixers) & set('AT'): widths['attention heads'] = c.n_attn_heads
-    if 'T' in c.mixers: widths['heads of keys and values'] = c.kv_heads
+    if 'T' in c.mixers and c.kv_heads > 1: widths['heads of keys and values'] = c.kv_heads
+    # The weight's scale is averaged over equal stretches.
+    if c.ternary: widths['numbers in d_model'] = c.d_model
     if c.d_ff: widths['numbers in d_ff'] = c.d_ff
     return widths
 
@@ -76,13 +80,15 @@ def check_cuts(
 ):
     "`UserError` for what cannot be cut"
     if layout.tp > 1 or layout.cp > 1:
+        is_sparse = model.attention_density < 1 and layout.cp > 1
         how = f'tp = {layout.tp}' if layout.tp > 1 else f'cp = {layout.cp}'
         for found, what in (
             ('E' in model.mixers, 'Eigenstate layers'),
             (model.router != 'none', f'Layers with a router ({model.router!r})'),
-            (model.attention_density < 1, f'Sparse attention (attention_density {model.attention_density})'),
+            (is_sparse, f'Layers of attention_density {model.attention_density}'),
         ):
-            if found: raise UserError(f'{what} cannot be shared by several ranks, and {how}: use dp and fsdp.')
+            if found:
+                raise UserError(f'{what} cannot be shared by several ranks, and {how}: use dp and fsdp.')
     for what, n in _widths(model).items():
         if n % layout.tp:
             raise UserError(f'{n} {what} cannot be shared by tp = {layout.tp} ranks: give a divisor of {n}.')
@@ -96,13 +102,12 @@ def local_model(
     if tp == 1: return model
     check_cuts(model, Layout(tp=tp))
     fields = {f: getattr(model, f) for f in model.__dataclass_fields__}
-    # Groups that don't divide are kept by every rank.
-    groups = model.ngroups//tp if model.ngroups % tp == 0 else model.ngroups
+    def part(n): return n if n == 1 else n//tp
     return LocalModel(**fields | dict(
         n_attn_heads=max(1, model.n_attn_heads//tp),
-        n_kv_heads=model.n_kv_heads//tp,
+        n_kv_heads=part(model.n_kv_heads),
         d_ff=model.d_ff//tp,
-        ngroups=groups,
+        ngroups=part(model.ngroups),
         tp=tp,
     ))
 

@@ -101,7 +101,8 @@ def _busy(
     is_divided = layout.tp > 1 and 'T' in model.mixers
     local = model if is_divided else local_model(model, layout.tp)
     parts = layout.tp if is_divided else 1
-    compute, moved, flops = _compute_seconds(local, train, m), step_bytes(local, train), step_flops(local, train)
+    compute, moved = _compute_seconds(local, train, m), step_bytes(local, train)
+    flops = step_flops(local, train)
     attention_rate = m.fp32 if train.precision == 'fp32' else m.matmul
     update, _ = _update_traffic(local, _step_shape(train))
     phases = {}
