@@ -24,6 +24,7 @@ from ..memory.spill import locked_memory_limit, pinned_memory_note, ram_remedy, 
 from ..optim.eight_bit import check_bnb_runs
 from ..planning.account import Account, account, alternatives, process_summary, ram_savings
 from ..planning.cost import cost_lines, training_cost
+from ..planning.ranks import account_ranks
 from ..planning.step_time import find_card, measured_machine
 
 # %% ../../nbs/76_preflight.ipynb #3ee59a6a
@@ -157,7 +158,7 @@ def _refuse_too_much_ram(name, a, ram):
     ]
     raise UserError(' '.join(filter(None, sentences)))
 
-# %% ../../nbs/76_preflight.ipynb #fc7e4321
+# %% ../../nbs/76_preflight.ipynb #rk01b7d4
 def _share_of_rank(config, sizes):
     "The configuration of one process that computes what a rank does, with whole matrices"
     train = config.train
@@ -166,6 +167,23 @@ def _share_of_rank(config, sizes):
     return dataclasses.replace(config, train=train)
 
 
+def _print_ranks(config, n, device, free):
+    "Print what the fullest of n ranks will hold; `UserError` where that is more than a card has"
+    a = account_ranks(config, n, 'cuda' if device.type == 'cuda' else 'cpu', free)
+    sizes = rank_sizes(config, n)
+    print(
+        f'{n} ranks, dp {sizes.dp}, cp {sizes.cp}, tp {sizes.tp}: the fullest will hold {fmt_bytes(a.peak)}, '
+        f"{fmt_bytes(sum(a.at_rest[0].values()))} between steps; what is said above is a rank's share of the "
+        'rows and tokens with whole weights'
+    )
+    if free is not None and a.peak_reserved > free:
+        raise UserError(
+            f'{config.preset} needs {fmt_bytes(a.peak_reserved)} on the fullest of {n} ranks, and {device} has '
+            f'{fmt_bytes(free)} free: share weights with --fsdp or matrices with --tp, start more ranks, or '
+            'take a smaller preset.'
+        )
+
+# %% ../../nbs/76_preflight.ipynb #fc7e4321
 def preflight(
     config:Config,
     device:torch.device,
@@ -196,10 +214,9 @@ def preflight(
         # Whoever keeps weights or states on the host prefers little memory to a little time.
         if (config.train.weights_on, config.train.states_on) != ('device', 'device'): tune_malloc()
         a = dataclasses.replace(a, process_before=memory_in_use(device))
-    if ranks > 1: print(f'{ranks} ranks: dp {sizes.dp}, cp {sizes.cp}, tp {sizes.tp}; of one of them:')
     _print_plan(config, device, a, prices or {})
-    # With a part of the weights a rank holds less than the account of all of them.
-    if not shares_weights: _refuse_unless_it_fits(config.preset, device, a, free)
+    if ranks == 1: _refuse_unless_it_fits(config.preset, device, a, free)
+    else: _print_ranks(config, ranks, device, free)
     return a
 
 # %% ../../nbs/76_preflight.ipynb #ad88a951
