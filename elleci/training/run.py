@@ -173,8 +173,7 @@ def _print_ranks(config, n, device, free):
     sizes = rank_sizes(config, n)
     print(
         f'{n} ranks, dp {sizes.dp}, cp {sizes.cp}, tp {sizes.tp}: the fullest will hold {fmt_bytes(a.peak)}, '
-        f"{fmt_bytes(sum(a.at_rest[0].values()))} between steps; what is said above is a rank's share of the "
-        'rows and tokens with whole weights'
+        f'{fmt_bytes(sum(a.at_rest[0].values()))} between steps (above, weights are counted whole)'
     )
     if free is not None and a.peak_reserved > free:
         raise UserError(
