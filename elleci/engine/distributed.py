@@ -6,7 +6,7 @@
 __all__ = ['on_ranks', 'all_reduce_bytes', 'take_rows', 'LossModule', 'DataParallel']
 
 # %% ../../nbs/63_data_parallel.ipynb #74268241
-import multiprocessing, os, pickle, sys, tempfile, traceback, warnings
+import importlib, multiprocessing, os, pickle, sys, tempfile, traceback, warnings
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import wait
@@ -61,6 +61,8 @@ def on_ranks(
     timeout:float=60., # seconds that a collective may wait for the other ranks
 )->list: # what `f` returned, by rank
     "Call a function in n processes that form a process group on this CPU; Linux and WSL2"
+    # FSDP and optimizers would import it in each process, a second every time.
+    importlib.import_module('torch._dynamo')
     fork = multiprocessing.get_context('fork')
     answers, processes = [], []
     with tempfile.TemporaryDirectory() as folder:

@@ -16,7 +16,8 @@ from ..core import UserError, fmt_bytes
 from ..engine.layer_major import make_model
 from ..memory.allocator import replay
 from ..memory.ledger import MIXER_BYTES, matmul_itemsize
-from ..memory.ranks import Layout, check_cuts, layout_of, local_model, local_shapes, rank_sizes
+from ..memory.ranks import Layout, check_cuts, chunk_rows, layout_of, local_model, local_shapes
+from ..memory.ranks import rank_sizes
 from ..memory.trace import Trace, gc_disabled
 from .account import resolve_placement, trace_step
 
@@ -419,9 +420,15 @@ def account_ranks(
     if replayed: categories['rounding'] = int(replayed.allocated[event]) - int(running[event])
     step, phase, unit = walk.places[event]
     where = 'outside the blocks' if unit == ROOT else f'block {unit}'
+    rows = {shape[0] for shape in local_shapes(config.model, layout.tp).values()}
+    known = {}
     def held(rank):
-        sizes = rank_sizes(config.model, config.train, layout, rank)
-        return {category: sum(by_name.values()) for category, by_name in sizes.items()}
+        # Ranks whose pieces have as many rows hold the same: of a thousand, a few are different.
+        pieces = tuple(chunk_rows(n, layout.shards, layout.shard_of(rank)) for n in rows)
+        if pieces not in known:
+            sizes = rank_sizes(config.model, config.train, layout, rank)
+            known[pieces] = {category: sum(by_name.values()) for category, by_name in sizes.items()}
+        return known[pieces]
     # Tensor-parallel neighbours hold the same.
     at_rest = [held(rank) for rank in range(0, layout.world, layout.tp) for _ in range(layout.tp)]
     peak = int((replayed.allocated if replayed else running).max())

@@ -178,8 +178,8 @@ def _print_ranks(config, n, device, free):
     if free is not None and a.peak_reserved > free:
         raise UserError(
             f'{config.preset} needs {fmt_bytes(a.peak_reserved)} on the fullest of {n} ranks, and {device} '
-            f'has {fmt_bytes(free)} free: share weights with --fsdp or matrices with --tp, start more ranks, or '
-            'take a smaller preset.'
+            f'has {fmt_bytes(free)} free: share weights with --fsdp or matrices with --tp, start more '
+            'ranks, or take a smaller preset.'
         )
 
 # %% ../../nbs/76_preflight.ipynb #fc7e4321
