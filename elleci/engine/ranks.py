@@ -38,7 +38,8 @@ def rank_sizes(
     dp = train.dp or max(1, n//others)
     asked = f'dp {train.dp}' if train.dp else 'dp'
     if dp*others != n:
-        remedy = f'start {dp*others} ranks' if train.dp else f'start a multiple of {others} ranks'
+        wanted = dp*others if train.dp else f'a multiple of {others}'
+        remedy = f'start {wanted} by torchrun'
         raise UserError(
             f"{n} ranks can't be {asked} × cp {train.cp} × tp {train.tp}: {remedy}, or choose other sizes."
         )
