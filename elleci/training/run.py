@@ -616,8 +616,9 @@ def _load_engine(run, checkpoint):
     train = run.train
     seed_everything(train.seed)
     model = make_model(run.config.model, train)
-    # FSDP moves its share of each block by itself.
-    if train.weights_on == 'device' and not train.fsdp: model.to(run.device)
+    # FSDP2 moves its share of each block by itself.
+    moves_itself = train.fsdp and train.engine == 'grad_accum'
+    if train.weights_on == 'device' and not moves_itself: model.to(run.device)
     if checkpoint: load_weights(checkpoint.folder, model)
     ranks = share_model(run.config, model, run.processes.n, run.device)
     optimizer = make_optimizer(model, train)
@@ -969,7 +970,7 @@ from .checkpoint import save_weights
 from .load import load_run
 from .loop import find_lr, validate
 from .processes import check_same_config, explain_lost_rank, is_restart, mark_launch
-from .processes import rank_device, run_ranks
+from .processes import num_ranks, rank_device, run_ranks
 from .recovery import free_memory, train_with_rollbacks
 from .telemetry import check_trackers, lock_run_dir, sync_metrics, take_command, trackers
 
@@ -1134,7 +1135,6 @@ def run_training(folder, resolve_config, resume, auto_lr, track, prices, asked=N
         args = folder, device, resolve_config, resume, prices
         run, config, resumed = _resolve_on_main(processes, device, check_lock, *args)
         if run:
-            stack.enter_context(explain_lost_rank())
             if run.account: stack.enter_context(_explain_oom(config, run.account, available_memory(device)))
             if not resumed: processes.on_main(_remove_unsaved, folder)
             _train(run, auto_lr and not resumed, track)
@@ -1260,7 +1260,7 @@ def elleci_train(
     source = config
     if config is not None: config = resolve_config(preset, config)
     if fit == '': raise UserError('--fit is empty: give a size or a card, or leave the word after it out.')
-    if fit and run_ranks().n > 1:
+    if fit and num_ranks() > 1:
         raise UserError('--fit knows one card: choose the settings of several with elleci_memory --dp.')
     if fit and resume:
         raise UserError('--fit chooses settings, and a resumed run has its own: leave one of them out.')
@@ -1288,8 +1288,8 @@ def elleci_train(
         _print_config(resolve() if resume else new_config())
         return folder
     # Ranks could have been started with different settings.
-    asked = new_config if run_ranks().n > 1 else None
-    with safe_output(droppable=True), _default_torch_state():
+    asked = new_config if num_ranks() > 1 else None
+    with safe_output(droppable=True), _default_torch_state(), explain_lost_rank():
         run_training(folder, resolve, resume, auto_lr, track, prices, asked)
     return folder
 
