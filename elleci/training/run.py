@@ -15,7 +15,7 @@ from ..data.curriculum import check_epochs
 from ..data.sources import parse_spec
 from ..engine.compile import compile_note
 from ..engine.offload import HostMemory, tune_malloc
-from ..engine.ranks import rank_sizes
+from ..engine.ranks import rank_grid
 from ..kernels.mamba_ssm import load_mamba_ssm
 from ..kernels.triton_compat import build_advice
 from ..memory.ledger import parameter_counts
@@ -170,7 +170,7 @@ def _share_of_rank(config, sizes):
 def _print_ranks(config, n, device, free):
     "Print what the fullest of n ranks will hold; `UserError` where that is more than a card has"
     a = account_ranks(config, n, 'cuda' if device.type == 'cuda' else 'cpu', free)
-    sizes = rank_sizes(config, n)
+    sizes = rank_grid(config, n)
     print(
         f'{n} ranks, dp {sizes.dp}, cp {sizes.cp}, tp {sizes.tp}: the fullest will hold {fmt_bytes(a.peak)}, '
         f'{fmt_bytes(sum(a.at_rest[0].values()))} between steps (above, weights are counted whole)'
@@ -195,7 +195,7 @@ def preflight(
     ram = read_ram() if device.type == 'cpu' else None
     if free is not None and ram is not None: free = min(free, ram.available)
     check_epochs(config.train, [name for name, where in config.train.data if parse_spec(where).stream])
-    sizes = rank_sizes(config, ranks)
+    sizes = rank_grid(config, ranks)
     shares_weights = ranks > 1 and (config.train.fsdp or sizes.tp > 1)
     if not shares_weights: _refuse_too_large(config, device, free)
     if config.train.scan_backend == 'mamba-ssm' and 'M' in config.model.mixers:
