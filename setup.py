@@ -24,11 +24,13 @@ setup(
     python_requires=f">={cfg['min_python']}",
     install_requires=cfg['requirements'].split(),
     extras_require=extras,
-    # What stands in data/ (corpus, cloze, presets, recipes, cards) travels inside the package, as
+    # What stands in data/ (corpus, cloze, presets, recipes, cards, web) travels inside the package, as
     # elleci/resources, so that elleci_train works anywhere; `elleci.files.installed_file` finds it there too.
     packages=find_packages(include=['elleci', 'elleci.*']) + ['elleci.resources'],
     package_dir={'elleci.resources': 'data'},
-    package_data={'elleci.resources': ['*.toml', '*/*.toml', '*/*.jsonl', 'corpus/*/*.txt']},
+    package_data={
+        'elleci.resources': ['*.toml', '*/*.toml', '*/*.jsonl', '*/*.js', '*/*.css', 'corpus/*/*.txt'],
+    },
     include_package_data=False,
     entry_points={'console_scripts': cfg['console_scripts'].split(), 'nbdev': ['elleci=elleci._modidx:d']},
     # `pip install -e .` puts this folder on Python's path (mode compat). Otherwise setuptools would

@@ -18,6 +18,7 @@ _OFFERED = {
     'TrainConfig': ('elleci.config', 'TrainConfig'),
     'Elleci': ('elleci.model', 'Elleci'),
     'account': ('elleci.planning.account', 'account'),
+    'predict': ('elleci.planning.predict', 'predict'),
     'planner': ('elleci.dashboard.planner_view', 'planner'),
     'make_model': ('elleci.engine.layer_major', 'make_model'),
     'make_optimizer': ('elleci.optim.optimizers', 'make_optimizer'),

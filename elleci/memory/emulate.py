@@ -6,19 +6,30 @@
 __all__ = ['SCATTERS', 'emulate', 'Temporaries', 'find_temporaries', 'sole_owner_counts', 'writes_in_place']
 
 # %% ../../nbs/09_emulate.ipynb #3419b767
-import contextlib, functools, sys
+import contextlib, functools, sys, warnings
 from typing import NamedTuple
 from unittest import mock
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from ..annotate import DECLARED_TEMPORARIES, declare_temporaries
 from ..core import UserError
 
 # %% ../../nbs/09_emulate.ipynb #9f1fc1c6
 aten = torch.ops.aten
+
+
+def _no_kernel(
+    q:Tensor, # (B, H, T, P)
+)->str:
+    "What torch would say where `sdpa_kernel` leaves no kernel that takes these tensors"
+    return (
+        f'No attention kernel that sdpa_kernel allows takes heads of {q.shape[-1]} in {q.dtype} here: '
+        'allow SDPBackend.MATH, or another one.'
+    )
 
 
 def _sdpa_cpu(
@@ -29,6 +40,7 @@ def _sdpa_cpu(
     dropout_p:float,
     is_causal:bool,
     scale:float|None, # of the scores; None: 1/√P
+    gqa:bool=False,   # whether groups of queries share keys and values on purpose
 )->Tensor: # (B, H, T, P')
     "The CPU's attention: tiled for heads of one width, without dropout or a gradient of the mask"
     tiled = (
@@ -36,10 +48,12 @@ def _sdpa_cpu(
         and q.ndim == 4
         and (mask is None or not mask.requires_grad)
         and q.shape[-1] == k.shape[-1] == v.shape[-1]
+        and (gqa or q.shape[1] == k.shape[1] == v.shape[1])
     )
-    if tiled:
+    if tiled and torch.backends.cuda.flash_sdp_enabled():
         attend = aten._scaled_dot_product_flash_attention_for_cpu
         return attend(q, k, v, dropout_p, is_causal, attn_mask=mask, scale=scale)[0]
+    if not torch.backends.cuda.math_sdp_enabled(): raise UserError(_no_kernel(q))
     return aten._scaled_dot_product_attention_math(q, k, v, mask, dropout_p, is_causal, scale=scale)[0]
 
 # %% ../../nbs/09_emulate.ipynb #9ff6c5cc
@@ -51,62 +65,54 @@ def _sdpa_cuda(
     dropout_p:float,
     is_causal:bool,
     scale:float|None, # of the scores; None: 1/√P
+    gqa:bool=False,   # repeated by the caller
 )->Tensor: # (B, H, T, P')
-    "A GPU's attention: flash for half precision without a mask, else memory-efficient"
-    P = q.shape[-1]
+    "A GPU's attention: flash for half precision without a mask, else efficient, as `sdpa_kernel` allows"
+    P, allowed = q.shape[-1], torch.backends.cuda
     half = q.dtype in (torch.float16, torch.bfloat16)
-    if half and mask is None and P <= 256 and P == v.shape[-1]:
+    if allowed.flash_sdp_enabled() and half and mask is None and P <= 256 and P == v.shape[-1]:
         # Flash attention takes heads of a multiple of 8; torch pads them and cuts the padding off again.
         if P % 8: q, k, v = (F.pad(t, (0, -P % 8)) for t in (q, k, v))
         attend = aten._scaled_dot_product_flash_attention
         return attend(q, k, v, dropout_p, is_causal, False, scale=scale or P**-0.5)[0][..., :P]
+    if not (allowed.mem_efficient_sdp_enabled() and q.dtype != torch.float64):
+        if not allowed.math_sdp_enabled(): raise UserError(_no_kernel(q))
+        return aten._scaled_dot_product_attention_math(q, k, v, mask, dropout_p, is_causal, scale=scale)[0]
     if mask is not None: mask = mask.expand(*q.shape[:3], k.shape[2])
     attend = aten._scaled_dot_product_efficient_attention
     return attend(q, k, v, mask, torch.is_grad_enabled(), dropout_p, is_causal, scale=scale)[0]
 
 # %% ../../nbs/09_emulate.ipynb #b3e0f02d
 def _emulate_sdpa(
-    real,       # `F.scaled_dot_product_attention`
     target:str, # 'cpu' or 'cuda'
-): # a function with the same parameters
-    "`real` for ordinary tensors; for meta ones the kernel that `target` would choose"
+): # a function with the parameters of `aten::scaled_dot_product_attention`
+    "For meta tensors the kernel that `target` would choose"
     kernel = {'cpu': _sdpa_cpu, 'cuda': _sdpa_cuda}[target]
-    @functools.wraps(real)
-    def sdpa(query, key, value, attn_mask=None, dropout_p=0., is_causal=False, scale=None, enable_gqa=False):
-        if not query.is_meta:
-            options = dict(scale=scale, enable_gqa=enable_gqa)
-            return real(query, key, value, attn_mask, dropout_p, is_causal, **options)
+    def sdpa(
+        query, key, value, attn_mask=None, dropout_p=0., is_causal=False, *, scale=None, enable_gqa=False
+    ):
         if enable_gqa and target == 'cuda':
             key, value = (t.repeat_interleave(query.shape[1]//t.shape[1], 1) for t in (key, value))
         if attn_mask is not None and attn_mask.dtype == torch.bool:
             attn_mask = torch.where(attn_mask, query.new_zeros(()), query.new_full((), -torch.inf))
-        return kernel(query, key, value, attn_mask, dropout_p, is_causal, scale)
+        return kernel(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     return sdpa
 
+
 # %% ../../nbs/09_emulate.ipynb #f408966b
-def _emulate_linear(
-    real, # `F.linear`
-): # a function with the same parameters
-    "`real`, with the bias added in place on meta where a device would"
-    @functools.wraps(real)
-    def linear(input, weight, bias=None):
-        if bias is None or not input.is_meta or input.ndim < 3 or input.is_contiguous():
-            return real(input, weight, bias)
-        return torch.matmul(input, weight.t()).add_(bias)
-    return linear
+def _emulate_linear(input, weight, bias=None):
+    "`aten::linear` of meta tensors, with the bias added in place where a device would"
+    if bias is None or input.ndim < 3 or input.is_contiguous():
+        return aten.linear.default.decompose(input, weight, bias)
+    return torch.matmul(input, weight.t()).add_(bias)
+
 
 # %% ../../nbs/09_emulate.ipynb #3c10cd5e
-def _emulate_dropout(
-    real,       # `F.dropout`
-    target:str, # 'cpu' or 'cuda'
-): # a function with the same parameters
-    "`real` for ordinary tensors; for meta ones the kernel that `target` would choose"
-    @functools.wraps(real)
-    def dropout(input, p=.5, training=True, inplace=False):
-        fused = input.is_meta and target == 'cuda' and training and 0 < p < 1 and not inplace
-        if fused: return aten.native_dropout(input, p, True)[0]
-        return real(input, p, training, inplace)
-    return dropout
+def _emulate_dropout(input, p, train):
+    "`aten::dropout` of meta tensors as a GPU makes it"
+    if train and 0 < p < 1: return aten.native_dropout(input, p, True)[0]
+    return aten.dropout.default.decompose(input, p, train)
+
 
 # %% ../../nbs/09_emulate.ipynb #ab0807a4
 class _DropoutCpu(torch.autograd.Function):
@@ -138,50 +144,100 @@ def _emulate_native_dropout(
     return native_dropout
 
 # %% ../../nbs/09_emulate.ipynb #7d2f2e1f
-AUTOCAST_LOW_PRECISION = (
-    'linear matmul __matmul__ __rmatmul__ mm bmm addmm baddbmm einsum conv1d conv2d conv3d '
-    'scaled_dot_product_attention'
-).split()
-AUTOCAST_FP32 = {
-    'cpu': 'cross_entropy nll_loss mse_loss smooth_l1_loss kl_div binary_cross_entropy prod'.split(),
+# Named as in the dispatcher. What stands in the first lists runs in autocast's dtype, ...
+AUTOCAST_LOW_PRECISION = {
+    'cpu': (
+        'linear matmul mm bmm addmm addbmm baddbmm linalg_vecdot conv1d conv1d.padding conv2d conv2d.padding '
+        'conv3d conv3d.padding _convolution.deprecated conv_tbc conv_transpose1d conv_transpose2d.input '
+        'conv_transpose3d.input prelu scaled_dot_product_attention'
+    ).split(),
     'cuda': (
-        'cross_entropy nll_loss mse_loss smooth_l1_loss l1_loss kl_div binary_cross_entropy_with_logits '
-        'softmax log_softmax logsumexp layer_norm group_norm rms_norm softplus exp log log1p pow __pow__ '
-        'rsqrt reciprocal sum norm cumsum prod cosine_similarity'
+        'linear matmul mm bmm mv addmm addmv addr addbmm baddbmm chain_matmul einsum linalg_vecdot '
+        'linalg_multi_dot conv1d conv2d conv3d convolution _convolution _convolution.deprecated conv_tbc '
+        'conv_transpose1d conv_transpose2d.input conv_transpose3d.input prelu lstm_cell gru_cell '
+        'rnn_tanh_cell rnn_relu_cell _thnn_fused_lstm_cell _thnn_fused_gru_cell scaled_dot_product_attention '
+        '_scaled_dot_product_flash_attention'
     ).split(),
 }
+# ... in the second in fp32, ...
+AUTOCAST_FP32 = {
+    'cpu': (
+        'cross_entropy_loss nll_loss nll_loss2d mse_loss smooth_l1_loss l1_loss huber_loss kl_div prod '
+        'prod.dim_int binary_cross_entropy binary_cross_entropy_with_logits cdist'
+    ).split(),
+    'cuda': (
+        'nll_loss nll_loss2d mse_loss smooth_l1_loss l1_loss huber_loss kl_div poisson_nll_loss '
+        'binary_cross_entropy_with_logits cosine_embedding_loss hinge_embedding_loss margin_ranking_loss '
+        'multi_margin_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss layer_norm '
+        'native_layer_norm group_norm rms_norm softplus acos asin cosh sinh tan erfinv exp expm1 '
+        'log log2 log10 '
+        'log1p logsumexp reciprocal rsqrt renorm dist cdist pdist cosine_similarity pow.Tensor_Scalar '
+        'pow.Tensor_Tensor pow.Scalar norm.Scalar norm.ScalarOpt_dim frobenius_norm.dim nuclear_norm '
+        'nuclear_norm.dim linalg_vector_norm linalg_matrix_norm linalg_matrix_norm.str_ord '
+        'upsample_nearest1d '
+        'upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d upsample_bicubic2d '
+        'upsample_trilinear3d _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d '
+        '_upsample_bilinear2d_aa _upsample_bicubic2d_aa'
+    ).split(),
+}
+# ... and a GPU reads what stands in the last as it is and computes in fp32, unless the caller names a dtype.
+AUTOCAST_FP32_OUTPUT = dict(
+    cpu=[], cuda='softmax.int log_softmax.int sum sum.dim_IntList prod prod.dim_int cumsum cumprod'.split()
+)
+
 
 # %% ../../nbs/09_emulate.ipynb #ffb55c7d
 def _autocast_argument(
     x,                 # an argument of a function that autocast knows
     dtype:torch.dtype, # to which tensors are cast
     cache:dict,        # weight: its copy in `dtype`; grows
-): # the argument, its floating-point meta tensors cast
+): # the argument, its floating-point tensors cast
     "An argument as autocast would pass it on"
     if isinstance(x, (list, tuple)): return type(x)(_autocast_argument(a, dtype, cache) for a in x)
-    if not (isinstance(x, Tensor) and x.is_meta and x.is_floating_point()): return x
+    if not (isinstance(x, Tensor) and x.is_floating_point()): return x
     if x.dtype in (dtype, torch.float64): return x
     is_weight = x.is_leaf and x.requires_grad and x.dtype == torch.float32
     if not is_weight: return x.to(dtype)
+    if not torch.is_autocast_cache_enabled(): return x.to(dtype)
     if x not in cache:
         with torch.enable_grad(): cache[x] = x.to(dtype)
     return cache[x]
 
 # %% ../../nbs/09_emulate.ipynb #94854976
-def _emulate_autocast(
-    real,                   # a function that autocast knows
+_AUTOCAST_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+
+
+def _autocast_kernel(
+    op,                     # an operator that autocast knows
     dtype:torch.dtype|None, # in which it computes; None: autocast's
     cache:dict,             # weight: its copy in autocast's dtype
 ): # a function with the same parameters
-    "`real` with its meta arguments cast, while autocast is on"
-    @functools.wraps(real)
+    "`op` with its arguments cast, for the dispatcher to call while autocast is on"
     def run(*args, **kwargs):
-        if not torch.is_autocast_enabled('cpu'): return real(*args, **kwargs)
         to = dtype or torch.get_autocast_dtype('cpu')
-        # From the last to the first, in which order the compiler that built torch evaluates them.
-        args = [_autocast_argument(a, to, cache) for a in args[::-1]][::-1]
-        return real(*args, **{k: _autocast_argument(v, to, cache) for k, v in kwargs.items()})
+        with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_KEY):
+            # From the last to the first, in which order the compiler that built torch evaluates them.
+            args = [_autocast_argument(a, to, cache) for a in args[::-1]][::-1]
+            return op(*args, **{k: _autocast_argument(v, to, cache) for k, v in kwargs.items()})
     return run
+
+
+def _fp32_output_kernel(
+    op, # an operator with a parameter `dtype`
+): # a function with the same parameters
+    "`op` of half precision with fp32 results; a GPU's softmax reads its input as it is"
+    fused = {aten.softmax.int: aten._softmax, aten.log_softmax.int: aten._log_softmax}.get(op)
+    def run(x, *args, dtype=None, **kwargs):
+        half = x.dtype in (torch.float16, torch.bfloat16)
+        with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_KEY):
+            # softmax has its dtype as its third argument
+            if fused is not None and len(args) > 1: dtype, args = args[1], args[:1]
+            if fused is not None:
+                if half and dtype in (None, torch.float32): return fused(x, *args, True)
+                return op(x, *args, dtype)
+            return op(x, *args, dtype=torch.float32 if half and dtype is None else dtype, **kwargs)
+    return run
+
 
 # %% ../../nbs/09_emulate.ipynb #dd1e3e49
 def _emulate_autocast_init(
@@ -194,37 +250,58 @@ def _emulate_autocast_init(
     return init
 
 # %% ../../nbs/09_emulate.ipynb #65975cd6
+def _operator_kernels(
+    target:str, # 'cpu' or 'cuda'
+)->dict: # operator's name: what stands for it on meta tensors
+    "Operators that choose their kernel by device"
+    kernels = {'scaled_dot_product_attention': _emulate_sdpa(target), 'linear': _emulate_linear}
+    if target == 'cuda': kernels['dropout'] = _emulate_dropout
+    return kernels
+
+
 def _operator_stand_ins(
     target:str, # 'cpu' or 'cuda'
 )->list: # of (owner, name, function of the real one that gives its stand-in)
-    "Functions that choose their kernel by device"
+    "What is looked up by name whenever it is needed"
     return [
         (sys.modules['elleci.core'], 'META_DEVICE_TYPE', lambda real: target),
-        (F, 'scaled_dot_product_attention', functools.partial(_emulate_sdpa, target=target)),
-        (F, 'dropout', functools.partial(_emulate_dropout, target=target)),
         (torch, 'native_dropout', functools.partial(_emulate_native_dropout, target=target)),
-        (F, 'linear', _emulate_linear),
     ]
 
+
 # %% ../../nbs/09_emulate.ipynb #2c66512b
+def _overload(
+    name:str, # of an operator, e.g. 'mm' or 'pow.Scalar'
+): # the operator
+    "What the dispatcher knows under a name"
+    name, _, overload = name.partition('.')
+    return getattr(getattr(aten, name), overload or 'default')
+
+
+def _autocast_kernels(
+    target:str,  # 'cpu' or 'cuda'
+    cache:dict,  # weight: its copy in autocast's dtype
+)->dict: # operator's name: what autocast does with it
+    "Autocast's rules for each operator it knows"
+    low = {n: _autocast_kernel(_overload(n), None, cache) for n in AUTOCAST_LOW_PRECISION[target]}
+    fp32 = {n: _autocast_kernel(_overload(n), torch.float32, cache) for n in AUTOCAST_FP32[target]}
+    return low | fp32 | {n: _fp32_output_kernel(_overload(n)) for n in AUTOCAST_FP32_OUTPUT[target]}
+
+
 def _autocast_stand_ins(
-    target:str, # 'cpu' or 'cuda'
+    cache:dict, # weight: its copy in autocast's dtype
 )->list: # of (owner, name, function of the real one that gives its stand-in)
-    "Autocast, and the functions it casts for"
-    cache = {}
+    "Autocast's switch, and the end of its copies"
     def clear_cache(real):
         def clear():
             cache.clear()
             real()
         return clear
-    found = []
-    for names, dtype in ((AUTOCAST_LOW_PRECISION, None), (AUTOCAST_FP32[target], torch.float32)):
-        stand_in = functools.partial(_emulate_autocast, dtype=dtype, cache=cache)
-        for name in names:
-            found += [(owner, name, stand_in) for owner in (torch, Tensor, F) if hasattr(owner, name)]
-    found.append((torch, 'clear_autocast_cache', clear_cache))
-    found.append((torch.autocast, '__init__', _emulate_autocast_init))
-    return found
+    return [
+        (torch, 'clear_autocast_cache', clear_cache),
+        (torch.autocast, '__init__', _emulate_autocast_init),
+    ]
+
 
 # %% ../../nbs/09_emulate.ipynb #4634d3eb
 def _optimizer_stand_ins(
@@ -248,18 +325,70 @@ def _optimizer_stand_ins(
 
 # %% ../../nbs/09_emulate.ipynb #3b170f79
 @contextlib.contextmanager
+def _registered(
+    kernels:dict, # operator's name: a function
+    key:str,      # the dispatch key under which the dispatcher finds it, e.g. 'AutogradMeta'
+):
+    "For as long as it lasts, the dispatcher calls these functions"
+    library = torch.library.Library('aten', 'IMPL')
+    try:
+        with warnings.catch_warnings():
+            # autocast's own rules are replaced, and torch would warn of it
+            warnings.simplefilter('ignore')
+            for name, kernel in kernels.items(): library.impl(name, kernel, key, allow_override=True)
+        yield
+    finally: library._destroy()
+
+
+# %% ../../nbs/09_emulate.ipynb #b7d20c41
+@contextlib.contextmanager
+def _autocast_for_meta():
+    "A tensor meets the autocast of its own device; for as long as this lasts, meta tensors meet the CPU's"
+    key = torch._C.DispatchKey.AutocastCPU
+    before = torch._C._dispatch_tls_is_dispatch_key_included(key)
+    torch._C._dispatch_tls_set_dispatch_key_included(key, True)
+    try: yield
+    finally: torch._C._dispatch_tls_set_dispatch_key_included(key, before)
+
+
+def _names_cuda(
+    x, # an argument that may be a device
+)->bool:
+    "Whether it's a CUDA device, or the name of one"
+    if isinstance(x, torch.device): return x.type == 'cuda'
+    return isinstance(x, str) and x.split(':')[0] == 'cuda'
+
+
+class _CudaIsMeta(TorchFunctionMode):
+    "What is asked for on a CUDA device is made on meta, and what is moved there stays where it is"
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is Tensor.cuda: return args[0]
+        if _names_cuda(kwargs.get('device')): kwargs = kwargs | dict(device='meta')
+        if func is Tensor.to: args = [torch.device('meta') if _names_cuda(a) else a for a in args]
+        return func(*args, **kwargs)
+
+
+# %% ../../nbs/09_emulate.ipynb #a91c03d5
+@contextlib.contextmanager
 def emulate(
     target:str, # 'cpu' or 'cuda'
 ): # a context manager
     "Within it, meta tensors meet the operators, casts and optimizer kernels that tensors on `target` would"
     if target not in ('cpu', 'cuda'): raise UserError(f"target is {target!r}: give 'cpu' or 'cuda'.")
-    stand_ins = [*_operator_stand_ins(target), *_autocast_stand_ins(target), *_optimizer_stand_ins(target)]
+    cache = {}
+    stand_ins = [*_operator_stand_ins(target), *_autocast_stand_ins(cache), *_optimizer_stand_ins(target)]
     with contextlib.ExitStack() as stack:
         for owner, name, stand_in in stand_ins:
-            # What is there now may be a stand-in already: autocast casts for attention, too.
+            # What is there now may be a stand-in already, of an `emulate` around this one.
             replacement = stand_in(getattr(owner, name))
             stack.enter_context(mock.patch.object(owner, name, replacement))
+        stack.enter_context(_registered(_operator_kernels(target), 'AutogradMeta'))
+        stack.enter_context(_registered(_autocast_kernels(target, cache), 'AutocastCPU'))
+        stack.enter_context(_autocast_for_meta())
+        if target == 'cuda': stack.enter_context(_CudaIsMeta())
         yield
+
 
 # %% ../../nbs/09_emulate.ipynb #7485612a
 @declare_temporaries(aten.sum.default, aten.sum.dim_IntList, target='cpu')
@@ -315,6 +444,13 @@ def _layer_norm_backward_cpu(g, x, shape, mean, rstd, weight, bias, wanted, **kw
     weight_wanted, bias_wanted = wanted[1], wanted[2]
     if not (weight_wanted or bias_wanted): return [], []
     return [], [2*torch.get_num_threads()*int(np.prod(shape))*x.dtype.itemsize]
+
+
+@declare_temporaries(aten._safe_softmax.default, target='cpu')
+def _safe_softmax_cpu(x, dim, dtype=None):
+    "Which scores are masked, and which rows have nothing but masked ones"
+    return [], [x.numel(), x.numel()//x.shape[dim]]
+
 
 # %% ../../nbs/09_emulate.ipynb #8495ebff
 @declare_temporaries(aten._scaled_dot_product_flash_attention_backward.default, target='cuda')

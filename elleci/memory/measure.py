@@ -825,12 +825,19 @@ def spill_signs(
 # %% ../../nbs/13_measure_out_of_memory.ipynb #172c6533
 _OOM_PATTERNS = {
     'requested': (r'(?:[Tt]ried|[Uu]nable) to allocate ([\d.,]+) (\w+)', r'([\d.,]+) (\w+) wanted'),
-    'total': (r'total capacity of ([\d.,]+) (\w+)', r'limit ([\d.,]+) (\w+)'),
-    'free': (r'of which ([\d.,]+) (\w+) is free',),
+    'total': (
+        r'total capaci?ty of ([\d.,]+) (\w+)',
+        r'([\d.,]+) (\w+) total capacity', r'limit ([\d.,]+) (\w+)',
+    ),
+    'free': (r'of which ([\d.,]+) (\w+) is free', r'; ([\d.,]+) (\w+) free'),
+    'allowed': (r'([\d.,]+) (\w+) allowed;',),
     'process': (r'this process has ([\d.,]+) (\w+) memory in use',),
-    'tensors': (r'([\d.,]+) (\w+) is allocated by PyTorch', r'([\d.,]+) (\w+) of it allocated'),
-    'cached': (r'([\d.,]+) (\w+) is reserved by PyTorch but unallocated',),
-    'reserved': (r', ([\d.,]+) (\w+) reserved,',),
+    'tensors': (
+        r'([\d.,]+) (\w+) is allocated by PyTorch', r'([\d.,]+) (\w+) of it allocated',
+        r'([\d.,]+) (\w+) already allocated',
+    ),
+    'cached': (r'([\d.,]+) (\w+) is reserved by PyTorch but unallocated', r'; ([\d.,]+) (\w+) cached'),
+    'reserved': (r', ([\d.,]+) (\w+) reserved,', r'; ([\d.,]+) (\w+) reserved in total'),
 }
 _UNIT = {'bytes': 1, 'B': 1, 'kB': 1000} | {
     p + u: b**i for i, p in enumerate('KMGT', 1) for u, b in (('B', 1000), ('iB', 1024))
@@ -861,6 +868,9 @@ def _read_error(
     if others: found['others'] = sum(others)
     if 'process' in found:
         found['torch aside'] = max(0, found.pop('process') - found.get('tensors', 0) - found.get('cached', 0))
+    elif not others and {'total', 'free', 'tensors', 'cached'} <= set(found):
+        ours = found['free'] + found['tensors'] + found['cached']
+        found['elsewhere'] = max(0, found['total'] - ours)
     return found
 
 # %% ../../nbs/13_measure_out_of_memory.ipynb #a216a9c7
@@ -948,6 +958,10 @@ def _hints(
     elif requested and f.get('cached', 0) >= requested:
         hints.append(f"The allocator had {fmt_bytes(f['cached'])} in reserve, but in pieces: "
                     'set PYTORCH_ALLOC_CONF=expandable_segments:True and try again.')
+    in_torch = f.get('tensors', 0) + f.get('cached', 0)
+    if requested and in_torch + requested > f.get('allowed', np.inf):
+        hints.append(f"This process may take {fmt_bytes(f['allowed'])} of the card: "
+                    'torch.cuda.set_per_process_memory_fraction has set that; give it a larger fraction.')
     if 0 < missing <= f.get('others', 0):
         hints.append(
             f"Other processes hold {fmt_bytes(f['others'])}: {fmt_bytes(missing)} of it would have been "
@@ -963,6 +977,7 @@ _ROWS = {
     'others': 'other processes',
     'elsewhere': 'contexts, libraries, other processes',
     'free': 'free',
+    'allowed': 'allowed to this process, at most',
 }
 _ROWS_CPU = {'rss': 'held by this process', 'available': 'the system could still give'}
 

@@ -414,8 +414,12 @@ def alternatives(
     def peak(**fields):
         return account(config.model, replace(config.train, **fields), target, context=context).needed
     if now is None: now = peak()
-    peaks = [(change, peak(**fields)) for change, fields in _changes(config.train)]
-    return limit, [(change, nbytes) for change, nbytes in peaks if nbytes < now]
+    found = []
+    for change, fields in _changes(config.train):
+        try: nbytes = peak(**fields)
+        except UserError: continue # a combination that the configuration doesn't allow
+        if nbytes < now: found.append((change, nbytes))
+    return limit, found
 
 # %% ../../nbs/64_account_advice.ipynb #899e1557
 def ram_savings(
