@@ -225,7 +225,7 @@ def _autocast_kernel(
 def _fp32_output_kernel(
     op, # an operator with a parameter `dtype`
 ): # a function with the same parameters
-    "`op` of half precision with fp32 results; a GPU's softmax reads its input as it is"
+    "`op` of half precision with fp32 results; a GPU's softmax reads fp16 as it is, bf16 from a copy in fp32"
     fused = {aten.softmax.int: aten._softmax, aten.log_softmax.int: aten._log_softmax}.get(op)
     def run(x, *args, dtype=None, **kwargs):
         half = x.dtype in (torch.float16, torch.bfloat16)
@@ -233,7 +233,8 @@ def _fp32_output_kernel(
             # softmax has its dtype as its third argument
             if fused is not None and len(args) > 1: dtype, args = args[1], args[:1]
             if fused is not None:
-                if half and dtype in (None, torch.float32): return fused(x, *args, True)
+                dtype = torch.float32 if half and dtype is None else dtype
+                if x.dtype == torch.float16 and dtype == torch.float32: return fused(x, *args, True)
                 return op(x, *args, dtype)
             return op(x, *args, dtype=torch.float32 if half and dtype is None else dtype, **kwargs)
     return run
@@ -285,7 +286,10 @@ def _autocast_kernels(
     "Autocast's rules for each operator it knows"
     low = {n: _autocast_kernel(_overload(n), None, cache) for n in AUTOCAST_LOW_PRECISION[target]}
     fp32 = {n: _autocast_kernel(_overload(n), torch.float32, cache) for n in AUTOCAST_FP32[target]}
-    return low | fp32 | {n: _fp32_output_kernel(_overload(n)) for n in AUTOCAST_FP32_OUTPUT[target]}
+    fp32_output = {n: _fp32_output_kernel(_overload(n)) for n in AUTOCAST_FP32_OUTPUT[target]}
+    # What only the CPU's autocast knows (`cross_entropy_loss`) must not meet its rule on a GPU.
+    known = AUTOCAST_LOW_PRECISION['cpu'] + AUTOCAST_FP32['cpu']
+    return dict.fromkeys(known, torch.library.fallthrough_kernel) | low | fp32 | fp32_output
 
 
 def _autocast_stand_ins(
