@@ -370,7 +370,7 @@ def snapshot(
 
 # %% ../../nbs/12_allocator_config.ipynb #3cd8e6ae
 import difflib, os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 # %% ../../nbs/12_allocator_config.ipynb #18a5a857
 @dataclass(frozen=True)
@@ -520,7 +520,7 @@ class ConfiguredAllocator(CachingAllocator):
         self.settings = s = parse_settings(settings)
         total = self.capacity if total is None else total
         if s.per_process_memory_fraction < 1 and total is None:
-            raise UserError(f'A memory fraction of {s.per_process_memory_fraction} needs the card: give its bytes.')
+            raise UserError('A memory fraction is a share of a card of unknown size: give its bytes.')
         self.LARGE_SEGMENT = s.large_segment_size_mb*MiB
         self.max_split = (s.max_split_size_mb or 2**44)*MiB
         self.rounding = (s.max_non_split_rounding_mb or s.large_segment_size_mb)*MiB
@@ -706,7 +706,7 @@ def _make_allocator(
 
 # %% ../../nbs/12_allocator_replay.ipynb #c91a37db
 def replay(
-    events,                      # ('a', key, nbytes[, stream]), ('f', key), ('e',), ('r', key, stream), ('s'[, key])
+    events,                      # ('a', key, nbytes[, stream]), ('f', key), ('e',); streams: 'r' and 's'
     capacity:int|None=None,      # bytes that the card has for segments; None: no limit
     expandable_segments:bool=False, # as in PYTORCH_ALLOC_CONF
     settings=None,               # `AllocatorSettings`, or a string as in PYTORCH_ALLOC_CONF
