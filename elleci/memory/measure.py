@@ -605,7 +605,7 @@ class StepMemory:
         return self.result
 
 # %% ../../nbs/13_measure_leaks.ipynb #83b1f455
-import gc, linecache
+import gc, linecache, sysconfig, types
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -628,9 +628,11 @@ class Leak(NamedTuple):
     per_step:float  # bytes a step
     live:float      # bytes alive there now
     scale:int       # steps in a block, of the window that showed it
+    holder:str=''   # what refers to them, as far as it could be found
 
     def __str__(self):
-        return f'{fmt_bytes(self.per_step)} a step, {fmt_bytes(self.live)} by now, allocated at {self.site}'
+        held = f', held by {self.holder}' if self.holder else ''
+        return f'{fmt_bytes(self.per_step)} a step, {fmt_bytes(self.live)} by now, allocated at {self.site}{held}'
 
 # %% ../../nbs/13_measure_leaks.ipynb #102a302c
 def _numbers(
@@ -674,27 +676,166 @@ def find_leaks(
 
 # %% ../../nbs/13_measure_leaks.ipynb #24348089
 class Site(NamedTuple):
-    "A line of source"
+    "A line of source; where that is a library's, also the line of yours that led there"
     file:str
     line:int
+    caller:tuple=()     # (file, line) of your own innermost line, where the first is a library's
 
     def __str__(self):
         where = 'a notebook cell' if re.search('ipykernel_|<ipython-input', self.file) else self.file
         code = linecache.getline(self.file, self.line).strip()
-        return f'{where}:{self.line}' + (f'  `{code}`' if code else '')
+        called = f', called from {Site(*self.caller)}' if self.caller else ''
+        return f'{where}:{self.line}' + (f'  `{code}`' if code else '') + called
 
 # %% ../../nbs/13_measure_leaks.ipynb #b4ba227c
+@functools.lru_cache(4096)
+def _is_library(
+    file:str, # as code objects name it
+)->bool:
+    "Whether the file belongs to an installed package, to Python, or to us"
+    own = os.path.dirname(os.path.dirname(os.path.abspath(_numbers.__code__.co_filename)))
+    folders = [sysconfig.get_path('stdlib')] + ([own] if os.path.basename(own) == 'elleci' else [])
+    inside = file.startswith(tuple(folder + os.sep for folder in folders))
+    return inside or bool(re.search(r'[/\\](site|dist)-packages[/\\]|^<frozen', file))
+
+# %% ../../nbs/13_measure_leaks.ipynb #d80d204f
 def _site(
     frame,       # innermost frame to consider
     thread:int,  # whose lines count where this thread has none
 )->Site:
-    "The innermost line that is not torch's"
+    "The innermost line that is not torch's, and, where that is a library's, yours that led there"
+    first = None
     for f in (frame, sys._current_frames().get(thread)):
         while f is not None:
-            if not f.f_code.co_filename.startswith(_NOT_USER_CODE):
-                return Site(f.f_code.co_filename, f.f_lineno)
+            file = f.f_code.co_filename
+            if not file.startswith(_NOT_USER_CODE):
+                first = first or (file, f.f_lineno)
+                if not _is_library(file):
+                    return Site(*first) if first == (file, f.f_lineno) else Site(*first, (file, f.f_lineno))
             f = f.f_back
-    return Site('unknown', 0)
+    return Site(*first) if first else Site('unknown', 0)
+
+# %% ../../nbs/13_measure_leaks.ipynb #fc1b8aeb
+def _names_of_locals():
+    "{id of a value: text} for the local variables of all functions that are running"
+    named = {}
+    for frame in sys._current_frames().values():
+        while frame is not None:
+            code = frame.f_code
+            if code.co_flags & 1 and code.co_filename != _names_of_locals.__code__.co_filename:
+                values = frame.f_locals
+                for name, value in values.items():
+                    named.setdefault(id(value), f'`{name}`, a local of `{code.co_name}()`')
+                # Up to Python 3.12 this is a copy, which would hold what we are looking for.
+                if sys.version_info < (3, 13): values.clear()
+            frame = frame.f_back
+    return named
+
+# %% ../../nbs/13_measure_leaks.ipynb #0a59661b
+def _named_root(
+    parent, # something that refers to `child`
+    child,
+    below,  # what `child` refers to, on the way to the tensor
+): # text, or None where the parent has no name by itself
+    "How a module, a class or a closure calls `child`"
+    if isinstance(parent, dict) and '__name__' in parent and '__builtins__' in parent:
+        name = next((k for k, v in parent.items() if v is child), None)
+        return name and f"`{name}`, a global of `{parent['__name__']}`"
+    if isinstance(parent, type):
+        name = next((k for k, v in vars(parent).items() if v is below), None)
+        return name and f'`{parent.__name__}.{name}`, an attribute of the class'
+    if isinstance(parent, types.FunctionType) and parent.__closure__ is child:
+        cells = zip(parent.__code__.co_freevars, child)
+        name = next((name for name, cell in cells if cell is below), None)
+        return name and f'`{name}`, in the closure of `{parent.__qualname__}`'
+    return None
+
+
+def _link(
+    parent,
+    child,
+)->str:
+    "What the parent is, on the way from a name to a tensor"
+    if isinstance(parent, list | tuple | set): return f'a {type(parent).__name__} of {len(parent):,}'
+    if isinstance(parent, dict):
+        key = next((k for k, v in parent.items() if v is child), None)
+        return f'[{key!r:.40}]'
+    names = [k for k, v in getattr(parent, '__dict__', {}).items() if v is child]
+    return f'`{names[0]}` of a `{type(parent).__name__}`' if names else f'a `{type(parent).__name__}`'
+
+# %% ../../nbs/13_measure_leaks.ipynb #b0f6d9ef
+def _holder_of(
+    targets:list, # objects
+    locals_,      # from `_names_of_locals`
+    ignored,      # ids of objects of the search itself
+    levels:int=8,
+)->str: # '' where no name was found
+    "Who refers to one of the targets, by the nearest name"
+    for target in targets:
+        if id(target) in locals_: return locals_[id(target)]
+    level = [(target, None, []) for target in targets]
+    seen = {id(target) for target in targets} | ignored | {id(targets)}
+    for _ in range(levels):
+        above, children = [], [child for child, *_ in level]
+        seen |= {id(level), id(above), id(children)} | {id(entry) for entry in level}
+        for parent in gc.get_referrers(*children):
+            if id(parent) in seen or isinstance(parent, types.FrameType | types.ModuleType): continue
+            seen.add(id(parent))
+            inside = {id(x) for x in gc.get_referents(parent)}
+            child, below, way = next(entry for entry in level if id(entry[0]) in inside)
+            name = _named_root(parent, child, below)
+            if name: return _on_the_way(name, way[isinstance(parent, type):])
+            if not any(isinstance(x, types.CellType) for x in (parent, child)): way = [_link(parent, child), *way]
+            if id(parent) in locals_: return _on_the_way(locals_[id(parent)], way)
+            above.append((parent, child, way))
+        level = above[:50]
+        if not level: break
+    return ''
+
+
+def _on_the_way(name, links): return name + (f" ({' → '.join(links)})" if links else '')
+
+# %% ../../nbs/13_measure_leaks.ipynb #6bbca8f4
+def _saving_operator(
+    tensor:Tensor, # one with a graph
+    storages:set,  # `_cdata` of storages
+    most:int=500,  # operators that are looked at
+): # its name, or None
+    "The operator in the tensor's graph that keeps one of the storages for the backward pass"
+    todo, seen = [tensor.grad_fn], set()
+    while todo and len(seen) < most:
+        node = todo.pop()
+        if node is None or node in seen: continue
+        seen.add(node)
+        for name in (k for k in dir(node) if k.startswith('_saved_') or k == 'saved_tensors'):
+            try: saved = tree_leaves(getattr(node, name))
+            except (RuntimeError, AttributeError): continue     # freed by a backward pass
+            if any(isinstance(t, Tensor) and _storage_key(t) in storages for t in saved): return node.name()
+        todo += [n for n, _ in node.next_functions]
+    return None
+
+
+def _storage_key(
+    t:Tensor,
+): # a number, or None where the tensor has no storage (sparse and nested ones)
+    "What identifies the storage of a tensor"
+    try: return t.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError): return None
+
+# %% ../../nbs/13_measure_leaks.ipynb #06722693
+def _holder(
+    storages:set, # `_cdata` of living storages
+    most:int=9,   # tensors that are asked
+)->str: # '' where it can't be told
+    "Who keeps the storages alive: a tensor's nearest name, or that of a graph that has saved them"
+    tensors = [t for t in gc.get_objects() if issubclass(type(t), Tensor)]
+    locals_, ignored = _names_of_locals(), {id(tensors)}
+    ours = [t for t in tensors if _storage_key(t) in storages][-most:]
+    if ours and (name := _holder_of(ours, locals_, ignored)): return name
+    for t in tensors:
+        if t.grad_fn is None or not (operator := _saving_operator(t, storages)): continue
+        if name := _holder_of([t], locals_, ignored): return f'the graph of {name}, for {operator}'
+    return ''
 
 # %% ../../nbs/13_measure_leaks.ipynb #ce02e741
 class LeakDetector(TorchDispatchMode):
@@ -713,13 +854,12 @@ class LeakDetector(TorchDispatchMode):
         return out
 
     def _track(self, t):
-        try: s = t.untyped_storage()
-        except (NotImplementedError, RuntimeError): return      # sparse and nested tensors have none
-        key = s._cdata
-        if key in self.storages: return
+        key = _storage_key(t)
+        if key is None or key in self.storages: return
+        s = t.untyped_storage()
         site, n = _site(sys._getframe(2), self.thread), s.nbytes()
         self.bytes[site] += n
-        self.storages[key] = weakref.ref(s, functools.partial(self._freed, key, site, n))
+        self.storages[key] = weakref.ref(s, functools.partial(self._freed, key, site, n)), site, n
 
     def _freed(self, key, site, n, _):
         self.bytes[site] -= n
@@ -743,7 +883,12 @@ class LeakDetector(TorchDispatchMode):
         gc.collect()
         for site, n in before.items():
             self.rows[-1][site] = self.rows[-1].get(site, 0) - (n - self.bytes[site])
-        return find_leaks(*self.series(), **options)
+        return [leak._replace(holder=self._holder(leak.site)) for leak in find_leaks(*self.series(), **options)]
+
+    def _holder(self, site):
+        "Who keeps the larger storages that were made at `site`"
+        alive = {key: n for key, (_, where, n) in list(self.storages.items()) if where == site}
+        return _holder({key for key, n in alive.items() if 2*n > max(alive.values())}) if alive else ''
 
 # %% ../../nbs/13_measure_out_of_memory.ipynb #1d2a9c63
 import traceback
