@@ -632,7 +632,8 @@ class Leak(NamedTuple):
 
     def __str__(self):
         held = f', held by {self.holder}' if self.holder else ''
-        return f'{fmt_bytes(self.per_step)} a step, {fmt_bytes(self.live)} by now, allocated at {self.site}{held}'
+        rate = f'{fmt_bytes(self.per_step)} a step, {fmt_bytes(self.live)} by now'
+        return f'{rate}, allocated at {self.site}{held}'
 
 # %% ../../nbs/13_measure_leaks.ipynb #102a302c
 def _numbers(
@@ -785,7 +786,8 @@ def _holder_of(
             child, below, way = next(entry for entry in level if id(entry[0]) in inside)
             name = _named_root(parent, child, below)
             if name: return _on_the_way(name, way[isinstance(parent, type):])
-            if not any(isinstance(x, types.CellType) for x in (parent, child)): way = [_link(parent, child), *way]
+            in_closure = any(isinstance(x, types.CellType) for x in (parent, child))
+            if not in_closure: way = [_link(parent, child), *way]
             if id(parent) in locals_: return _on_the_way(locals_[id(parent)], way)
             above.append((parent, child, way))
         level = above[:50]
@@ -883,7 +885,8 @@ class LeakDetector(TorchDispatchMode):
         gc.collect()
         for site, n in before.items():
             self.rows[-1][site] = self.rows[-1].get(site, 0) - (n - self.bytes[site])
-        return [leak._replace(holder=self._holder(leak.site)) for leak in find_leaks(*self.series(), **options)]
+        found = find_leaks(*self.series(), **options)
+        return [leak._replace(holder=self._holder(leak.site)) for leak in found]
 
     def _holder(self, site):
         "Who keeps the larger storages that were made at `site`"
