@@ -189,7 +189,8 @@ class Stage(nn.Module):
         n_labels:Tensor, # () that count, in all of them
     ):
         "A step begins"
-        self.labels, self.n_labels, self.micro_batch, self.aux_losses = labels, n_labels, 0, []
+        self.labels, self.n_labels = labels, n_labels
+        self.micro_batch, self.aux_losses = 0, []
 
     def blocks(self, x, tokens, seq_idx):
         "The blocks of this stage, and before the first the embedding"
@@ -330,7 +331,8 @@ class PipelineStep(GradAccumStep):
         m, (B, T) = len(tokens), tokens[0].shape
         if self.shape != (m, B, T):
             self.shape = m, B, T
-            def zeros(): return torch.zeros(B, T, self.model.cfg.d_model, dtype=self.dtype, device=self.device)
+            size, like = (B, T, self.model.cfg.d_model), dict(dtype=self.dtype, device=self.device)
+            def zeros(): return torch.zeros(size, **like)
             self.inputs = [None if self.stage.is_first else zeros().requires_grad_() for _ in range(m)]
             self.grads = [None if self.stage.is_last else zeros() for _ in range(m)]
         outputs, losses = {}, []
