@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['PLAIN', 'TOY', 'STEPS', 'HOOKS', 'STARTUP_STEPS', 'MAX_SECONDS', 'BASELINE', 'Switch', 'apply_switch',
            'make_baseline', 'Hook', 'UnevenMicroBatches', 'AutoLearningRate', 'PlainLoss', 'PlainKernels',
-           'MachineHook', 'StepTimes', 'weights_digest', 'weight_difference', 'signs_of_not_fitting', 'measure',
-           'prepare_text', 'measuring_process', 'run_in_process', 'code_digest', 'Bench', 'open_folder', 'schedule',
-           'read_measurements', 'describe_measurement', 'run_bench']
+           'MachineHook', 'HalvesOnTwoDevices', 'Pipeline', 'GPipe', 'num_processes', 'StepTimes', 'weights_digest',
+           'weight_difference', 'signs_of_not_fitting', 'measure', 'prepare_text', 'measuring_process',
+           'run_in_process', 'code_digest', 'Bench', 'open_folder', 'schedule', 'read_measurements',
+           'describe_measurement', 'run_bench']
 
 # %% ../nbs/80_bench.ipynb #3bcf55ad
 import contextlib, hashlib, importlib.util, json, os, signal, statistics, subprocess, sys, threading, time
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 import torch
+import torch.distributed as dist
 from .core import UserError, atomic_write, available_memory, fmt_bytes, is_out_of_memory, pick_device
 from .core import seed_everything
 from .config import TOKENIZER_KINDS, Config, TrainConfig, config_from_json, config_to_json
@@ -23,12 +25,18 @@ from .config import resolve_config
 from .data.loader import make_loader, open_data
 from .data.plan import learn_tokenizer
 from .data.tokenizer import load_tokenizer, save_tokenizer
+from .engine.distributed import on_ranks
 from .engine.layer_major import make_engine, make_model
 from .engine.machine_settings import MACHINE_SETTINGS
+from .engine.pipeline import ModelParallel, make_pipeline, make_stage
+from .engine.ranks import share_model
 from .memory.measure import spill_signs
 from .memory.spill import SharedMemoryCounter
+from .memory.trace import dry_run
 from .optim.optimizers import make_optimizer
 from .planning.account import account, resolve_placement
+from .planning.ranks import account_ranks
+from .training.processes import num_ranks
 from .training.loop import find_lr, set_learning_rates, validate
 from .training.run import measure_steps
 from .training.telemetry import provenance
@@ -120,6 +128,9 @@ class Hook:
     def configure(self, config, mixture, device)->Config: return config
     def split(self, micro_batches)->list: return micro_batches
     def predicted(self, config)->Config: return config   # what the account is asked for
+    processes = 1     # that share the steps
+    def engine(self, model, train, device): return None # or an engine of its own for the steps
+    def peak(self, config, target): return None         # or bytes that it predicts itself
     def after_step(self, step:int): "Called with the number of each step that was made"
 
 # %% ../nbs/80_bench.ipynb #d5058a88
@@ -181,12 +192,51 @@ class MachineHook(Hook):
     def patch(self, stack): self.finished_step = stack.enter_context(self.setting.active())
     def after_step(self, step): self.finished_step(step)
 
+# %% ../nbs/80_bench.ipynb #ef206fbe
+class HalvesOnTwoDevices(Hook):
+    "The second half of the layers on another device, in one process"
+    def engine(self, model, train, device):
+        second = torch.device('cuda', 1) if device.type == 'cuda' else device
+        ranks = ModelParallel(model, len(model.blocks)//2, device, second)
+        return make_engine(model, make_optimizer(model, train), train, 0, device, ranks=ranks)
 
+
+class Pipeline(Hook):
+    "Two stages, in two processes"
+    processes, schedule = 2, '1f1b'
+    def engine(self, model, train, device): return make_pipeline(model, train, self.schedule)
+
+    def peak(self, config, target):
+        train = config.train
+        stage, n = (dist.get_rank(), self.processes) if dist.is_initialized() else (0, self.processes)
+        engine = make_stage(make_model(config.model, train, 'meta'), train, stage, n, self.schedule)
+        rows = torch.zeros(train.batch_size, train.seq_len, dtype=torch.long, device='meta')
+        step = [tuple(rows.clone() for _ in range(3)) for _ in range(train.grad_accum_steps)]
+        return int(dry_run(lambda: engine.rehearse(step), engine.model, sum(step, ()), target).running.max())
+
+
+class GPipe(Pipeline):
+    "As `Pipeline`, all forward passes first"
+    schedule = 'gpipe'
+
+
+def num_processes(
+    config:Config,
+    hooks:list, # of `Hook`
+)->int:
+    "How many processes make a row's steps"
+    train = config.train
+    return max([1, *(hook.processes for hook in hooks)])*max(1, train.dp)*train.cp*train.tp
+
+# %% ../nbs/80_bench.ipynb #4b43d0aa
 HOOKS = {
     'uneven micro-batches': UnevenMicroBatches,
     'range test': AutoLearningRate,
     'plain loss': PlainLoss,
     'plain kernels': PlainKernels,
+    'halves on two devices': HalvesOnTwoDevices,
+    'pipeline': Pipeline,
+    'pipeline gpipe': GPipe,
 } | {name: partial(MachineHook, setting) for name, setting in MACHINE_SETTINGS.items()}
 
 # %% ../nbs/80_bench.ipynb #94566a6b
@@ -211,6 +261,7 @@ class StepTimes:
 # %% ../nbs/80_bench.ipynb #1419fd43
 def _build_engine(
     config:Config,
+    hooks:list, # of `Hook`
     device:torch.device,
 ):
     "Model, optimizer and engine as a run makes them"
@@ -218,7 +269,10 @@ def _build_engine(
     seed_everything(train.seed)
     model = make_model(config.model, train)
     if train.weights_on == 'device': model.to(device)
-    return make_engine(model, make_optimizer(model, train), train, 0, device)
+    for hook in hooks:
+        if (engine := hook.engine(model, train, device)) is not None: return engine
+    ranks = share_model(config, model, num_ranks(), device) if num_ranks() > 1 else None
+    return make_engine(model, make_optimizer(model, train), train, 0, device, ranks=ranks)
 
 
 def _make_step(engine, micro_batches):
@@ -247,6 +301,8 @@ def _train(
     times = StepTimes()
     with contextlib.ExitStack() as stack:
         memory = stack.enter_context(measure_steps(engine))
+        # Read in the middle of a step, the profiler would miss the end of what is being sent, and crash.
+        if num_ranks() > 1: memory.blocks.clear()
         for step, data in enumerate(make_loader(mixture, train), 1):
             if step > STARTUP_STEPS: stack.close()
             micro_batches = _micro_batches(data, hooks, engine.device)
@@ -262,8 +318,10 @@ def _train(
 
 # %% ../nbs/80_bench.ipynb #4e694387
 def _weights(engine):
-    "The weights as fp32 tensors on the CPU, under their names"
-    return {name: p.detach().float().cpu() for name, p in engine.model.named_parameters()}
+    "The weights as fp32 tensors on the CPU, under their names: whole ones, of a stage its own"
+    weights = {name: p.detach() for name, p in engine.model.named_parameters()}
+    if num_ranks() > 1: weights = {name: engine.ranks.whole(name, t) for name, t in weights.items()}
+    return {name: t.float().cpu() for name, t in weights.items()}
 
 
 def weights_digest(
@@ -303,9 +361,13 @@ def _predicted_peak(
     hooks:list,
     device:torch.device,
 )->int: # bytes
-    "What the account says of a row"
-    for hook in hooks: config = hook.predicted(config)
-    return account(config.model, config.train, 'cuda' if device.type == 'cuda' else 'cpu').peak_allocated
+    "What the account says of a row; where processes share the steps, of this one"
+    target = 'cuda' if device.type == 'cuda' else 'cpu'
+    for hook in hooks:
+        config = hook.predicted(config)
+        if (peak := hook.peak(config, target)) is not None: return peak
+    if num_ranks() > 1: return account_ranks(config, num_ranks(), target).peak_of(dist.get_rank())
+    return account(config.model, config.train, target).peak_allocated
 
 
 def _measured_peak(memory):
@@ -342,25 +404,36 @@ def measure(
 )->dict: # what JSON can hold
     "Train for `config.train.steps` steps, and note speed, memory, loss and weights"
     hooks = [HOOKS[name]() for name in hooks]
+    n, arguments = num_processes(config, hooks), (config, hooks, folder, device, vram)
+    ranks = [_measure_process(*arguments)] if n == 1 else on_ranks(n, _measure_process, *arguments)
+    weights = {name: t for _, own in ranks for name, t in own.items()}
+    if save_weights: torch.save(weights, save_weights)
+    return _of_all_processes([found for found, _ in ranks]) | dict(
+        weights=weights_digest(weights),
+        weight_difference=weight_difference(weights, torch.load(reference)) if reference else None,
+    )
+
+
+def _measure_process(config, hooks, folder, device, vram):
+    "What one process measures, and its weights"
     tokenizer = load_tokenizer(Path(folder)/'tokenizer.json', config.model.vocab_size)
     mixture, val_sources = open_data(config.train, tokenizer, Path(folder)/'tokens')
     limit = _limit_memory(device, vram)
     with contextlib.ExitStack() as stack:
         for hook in hooks: hook.patch(stack)
         predicted = _predicted_peak(config, hooks, device)
-        _refuse_unless_it_can_run(predicted, device)
+        _refuse_unless_it_can_run(predicted*num_ranks(), device)
         counter = SharedMemoryCounter() if device.type == 'cuda' else None
         began = time.perf_counter()
         for hook in hooks: config = hook.configure(config, mixture, device)
         config = resolve_placement(config, limit, device.type)
-        engine = _build_engine(config, device)
+        engine = _build_engine(config, hooks, device)
         built = time.perf_counter() - began
         times, memory = _train(engine, config.train, mixture, hooks)
         _refuse_fallback(engine)
         losses = validate(engine, val_sources, config.train.batch_size, config.train.val_rows)
         weights = _weights(engine)
         peak, reserved = _measured_peak(memory)
-    if save_weights: torch.save(weights, save_weights)
     return dict(
         tokens_per_s=times.tokens_per_second(times.seconds),
         tokens_per_cpu_s=times.tokens_per_second(times.cpu_seconds),
@@ -371,10 +444,24 @@ def measure(
         does_not_fit=signs_of_not_fitting(peak, reserved, limit, times.seconds, counter),
         losses=times.losses,
         val_loss=losses['val_loss'],
-        weights=weights_digest(weights),
-        weight_difference=weight_difference(weights, torch.load(reference)) if reference else None,
         lr=config.train.lr,
         threads=torch.get_num_threads(),
+    ), weights
+
+
+def _of_all_processes(ranks):
+    "One measurement of several: the fullest process, the slowest clock, the CPU seconds of all"
+    fullest = max(ranks, key=lambda found: found['predicted_peak'])
+    return ranks[0] | dict(
+        tokens_per_s=min(found['tokens_per_s'] for found in ranks),
+        tokens_per_cpu_s=1/sum(1/found['tokens_per_cpu_s'] for found in ranks),
+        startup_seconds=max(found['startup_seconds'] for found in ranks),
+        predicted_peak=fullest['predicted_peak'],
+        peak=fullest['peak'],
+        reserved=fullest['reserved'],
+        does_not_fit=[sign for found in ranks for sign in found['does_not_fit']],
+        processes=len(ranks),
+        peaks=[(found['predicted_peak'], found['peak']) for found in ranks],
     )
 
 

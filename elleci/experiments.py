@@ -22,6 +22,8 @@ from .config import Config, resolve_config
 from .core import Range, UserError, atomic_write, fmt_bytes, pick_device, pip_install, require
 from .core import validate_ranges
 from .engine.machine_settings import MACHINE_SETTINGS
+from .engine.pipeline import check_stages
+from .layers.tensor_parallel import check_tensor_parallel
 from .memory.ledger import card_bytes
 from .plots import figure
 from .toml import nearest
@@ -29,7 +31,23 @@ from .training.telemetry import provenance
 
 # %% ../nbs/80_experiments.ipynb #13d34f50
 def _needs_cuda(config, device): return '' if device.type == 'cuda' else 'needs CUDA'
-def _needs_cards(config, device): return 'needs several cards'
+def _needs_two_devices(config, device):
+    return '' if device.type == 'cpu' or torch.cuda.device_count() > 1 else 'needs two GPUs'
+
+
+def _needs_processes(config, device):
+    if device.type != 'cpu':
+        return 'its processes share a CPU; on cards: torchrun --nproc-per-node 2 -m elleci.training --tp 2'
+    try: check_tensor_parallel(config.model, config.train.tp)
+    except UserError as e: return str(e)
+    return ''
+
+
+def _needs_stages(config, device):
+    if device.type != 'cpu': return "its processes share a CPU: torchrun doesn't start pipelines"
+    try: check_stages(config.model, config.train, 2)
+    except UserError as e: return str(e)
+    return ''
 
 
 def _needs_attention(config, device):
@@ -46,7 +64,9 @@ def _needs_library(name, config, device):
 
 NEEDS = {
     'cuda': _needs_cuda,
-    'several cards': _needs_cards,
+    'two devices': _needs_two_devices,
+    'processes': _needs_processes,
+    'stages': _needs_stages,
     'attention': _needs_attention,
     'scan': _needs_scan,
 } | {
@@ -103,6 +123,13 @@ _LION = {'train.optimizer': 'lion', 'train.lr': _third_of_lr}
 _HYBRID = {'model.pattern': 'MMMT'}
 _TERNARY = {'model.ternary': True, 'model.bias': False}      # ternary layers have none
 _ATTENTION = dict(kind='attention', needs=('attention',), taught_in='34_dense_attention')
+_PIPELINE = dict(
+    kind='parallel',
+    changes={'train.batch_size': _quarter_batch, 'train.grad_accum_steps': _more_micro_batches},
+    needs=('stages',),
+    against='accumulation',
+    taught_in='63_pipeline',
+)
 _BNB = dict(kind='8-bit optimizers', needs=('bitsandbytes',), taught_in='60_8bit_optimizers')
 
 TECHNIQUES = [
@@ -180,9 +207,18 @@ TECHNIQUES = [
         needs=('cuda',),
         taught_in='15_pointwise',
     ),
-    Switch('tensor-parallel', 'parallel', needs=('several cards',)),
-    Switch('pipeline-parallel', 'parallel', needs=('several cards',)),
-    Switch('model-parallel', 'parallel', needs=('several cards',)),
+    Switch(
+        'tensor-parallel', 'parallel', {'train.tp': 2}, needs=('processes',), taught_in='52_tensor_parallel'
+    ),
+    Switch('pipeline-parallel', hooks=('pipeline',), **_PIPELINE),
+    Switch('pipeline-gpipe', hooks=('pipeline gpipe',), **_PIPELINE),
+    Switch(
+        'model-parallel',
+        'parallel',
+        hooks=('halves on two devices',),
+        needs=('two devices',),
+        taught_in='63_pipeline',
+    ),
 ]
 
 # %% ../nbs/80_experiments.ipynb #51ec632c
@@ -435,6 +471,8 @@ def _figures(measurements, reference):
         lr=first['lr'],
         skipped_steps=first['losses'].count(None),
         exactness=exactness(first, reference[0]) if is_compared else '',
+        processes=first.get('processes', 1),
+        peaks=first.get('peaks', []),
         repeatable=len({m['weights'] for m in measurements}) == 1,
         does_not_fit=next((m['does_not_fit'] for m in measurements if m['does_not_fit']), []),
     )
@@ -503,6 +541,7 @@ def _row_cells(row):
     "The cells of a row"
     name = f"{row['name']} (against {row['against']})" if row['against'] else row['name']
     if row['reason']: return [name, row['reason'].rstrip('.'), *['']*6]
+    if row.get('processes', 1) > 1: name += f", {row['processes']} processes"
     mark = ' **does not fit**' if row['does_not_fit'] else ''
     is_baseline = row['name'] == BASELINE.name
     ratios = [_ratio_text(row[f'{rate}_ratio'], row['repeats']) for rate in RATES]
