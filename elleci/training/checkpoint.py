@@ -451,7 +451,7 @@ def _pieces_of_file(path):
 
 
 def _tensor_pieces(path):
-    "Name: list of `_Piece`, of the tensors in a file, or in those that several ranks have written in its place"
+    "Name: list of `_Piece`, of the tensors in a file, or in those that ranks have written in its place"
     shards = [p for p in path.parent.glob('shard-*') if re.fullmatch(SHARD_FILE, p.name)]
     if path.exists() or not shards: return {piece.key: [piece] for piece in _pieces_of_file(path)}
     rows = {}

@@ -7,8 +7,7 @@ __all__ = ['FILE_BYTES', 'Share', 'rank_share', 'Piece', 'pieces_of', 'checkpoin
            'is_sharded', 'load_shares', 'convert_checkpoint']
 
 # %% ../../nbs/74_checkpoint_sharded.ipynb #a12504a4
-import dataclasses, re, shutil
-from dataclasses import dataclass
+import contextlib, re, shutil, warnings
 from pathlib import Path
 from typing import NamedTuple
 import torch
@@ -58,8 +57,7 @@ def rank_share(
     # Layers that no ranks can share have no stretches.
     known = all(type(block.mixer) in MIXER_CUTS for block in meta.blocks)
     shapes = {name: tuple(p.shape) for name, p in meta.named_parameters()}
-    cuts = {name: Cut(((shape[0], SHARDED if tp == 1 else 'same'),)) for name, shape in shapes.items()}
-    if known: cuts = _model_cuts(meta, tp)
+    cuts = _model_cuts(meta, tp) if known else {n: Cut(((s[0], SHARDED),)) for n, s in shapes.items()}
     return Share(cuts, shapes, tp_rank, tp, rank, n)
 
 # %% ../../nbs/74_checkpoint_sharded.ipynb #00c69846
@@ -179,17 +177,26 @@ def file_numbers(
     return numbers
 
 # %% ../../nbs/74_checkpoint_sharded.ipynb #be6999b4
+@contextlib.contextmanager
+def _one_process_is_fine(processes):
+    "Within it, DCP doesn't warn that there is no process group"
+    with warnings.catch_warnings():
+        if processes.n == 1: warnings.filterwarnings('ignore', 'torch.distributed is disabled')
+        yield
+
+
 def _write_own_files(folder, pieces, share, processes):
     "Take part in writing: ({name: [bytes, CRC-32]} of this rank's files, an error or None)"
     numbers = file_numbers(pieces, share.n*share.tp) if processes.is_main else {'': 1}
     try:
-        dcp.save(
-            pieces,
-            storage_writer=HuggingFaceStorageWriter(str(folder), numbers, save_distributed=True),
-            planner=_SavePlanner(flatten_state_dict=False),
-            process_group=getattr(processes, 'group', None),
-            no_dist=processes.n == 1,
-        )
+        with _one_process_is_fine(processes):
+            dcp.save(
+                pieces,
+                storage_writer=HuggingFaceStorageWriter(str(folder), numbers, save_distributed=True),
+                planner=_SavePlanner(flatten_state_dict=False),
+                process_group=getattr(processes, 'group', None),
+                no_dist=processes.n == 1,
+            )
         mine = Path(folder).glob(f'shard-{processes.rank + 1:05d}-*')
         return {path.name: checksum(path) for path in mine}, None
     except CheckpointException as e:
@@ -260,13 +267,14 @@ def load_shares(
             state = torch.zeros(found.size, dtype=dtype, device=device)
             targets[base] = _whole_piece(state)
         if name in params: optimizer.state[params[name]][state_key] = state
-    dcp.load(
-        targets,
-        storage_reader=reader,
-        planner=_LoadPlanner(flatten_state_dict=False),
-        process_group=getattr(processes, 'group', None),
-        no_dist=processes.n == 1,
-    )
+    with _one_process_is_fine(processes):
+        dcp.load(
+            targets,
+            storage_reader=reader,
+            planner=_LoadPlanner(flatten_state_dict=False),
+            process_group=getattr(processes, 'group', None),
+            no_dist=processes.n == 1,
+        )
     def beside(prefix):
         begin = f'state/{prefix}/'
         return {key.removeprefix(begin): p.tensor for key, p in targets.items() if key.startswith(begin)}
