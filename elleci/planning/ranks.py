@@ -300,20 +300,94 @@ class _Fsdp(_Walk):
         self.sending = None
 
 # %% ../../nbs/64_account_ranks.ipynb #81444162
-class _LayerMajorFsdp(_Fsdp):
-    "One layer is whole at a time, gathered once each way"
-    def _move(self, a):
-        if a.phase == 'build': return
-        unit = _unit(a.layer)
-        self.place = a.step, a.phase, unit
-        if unit == self.unit and ('gathered', unit) in self.alive: return
-        self.free_all('gathered')
-        self._gather(unit)
-        self._whole(unit)
-        self.free_all('buffer')
-        self.unit = unit
+def _layer_major_unit(layer):
+    "The unit of the layer-major step that a layer belongs to"
+    block = _unit(layer)
+    if block != ROOT: return block
+    return layer if layer == 'embedding' else 'head'
 
-    def gradient(self, i, a): self.alloc((i,), a.nbytes, 'gradients')
+
+class _LayerMajorRanks(_Walk):
+    "Gradients wait for their sum while the next layer is computed; with FSDP one layer is whole, or two"
+    unit_bytes = {}    # unit: bytes of its weights, gathered; empty without FSDP
+    sizes = {}         # as `rank_sizes`
+    shards = 1
+    gradient_units = {} # layer: unit with which its gradient is updated, where that's another
+    prefetches = waits = True # whether weights, and states too, stay on the device
+    units = ()         # from the embedding to the head
+    unit = None
+    updates = goes_back = False
+
+    def weight(self, i, a):
+        if not self.unit_bytes: return super().weight(i, a)
+        self.alloc(('weights',), sum(self.sizes['weights'].values()), 'weights')
+
+    def state(self, i, a):
+        if not self.unit_bytes: return super().state(i, a)
+        self.alloc(('states',), sum(self.sizes['optimizer'].values()), 'optimizer')
+
+    def _name(self, i, a):
+        return 'gradient', self.gradient_units.get(a.layer, _layer_major_unit(a.layer)), i
+
+    def gradient(self, i, a): self.alloc(self._name(i, a), a.nbytes, 'gradients')
+
+    def _move(self, a):
+        self.place = a.step, a.phase, _unit(a.layer)
+        if a.phase == 'build' or not a.layer: return
+        updates = a.phase in ('optimizer', 'zero_grad')
+        if updates and not self.updates: self._begin_update()
+        self.updates = updates
+        unit = _layer_major_unit(a.layer)
+        # A recomputation counts as forward, so the phase doesn't say which way a step goes.
+        if a.step != self.step: self.step, self.goes_back = a.step, False
+        if unit == 'head': self.goes_back = True
+        if not updates and unit != self.unit: self._enter(unit)
+
+    def _enter(self, unit):
+        "Gather a unit, if that hasn't begun, and begin with the next"
+        self.unit = unit
+        if not self.unit_bytes: return
+        for name in [n for n in self.alive if n[0] == 'gathered' and n[1] != unit]: self.free(name)
+        self._gather(unit)
+        following = self.units.index(unit) + (-1 if self.goes_back else 1)
+        if self.prefetches and following >= 0: self._gather(self.units[following])
+
+    def _gather(self, unit): self.alloc(('gathered', unit), self.unit_bytes[unit], 'gathered')
+
+    def _begin_update(self):
+        "The weights of a unit are given back, and its gradient's sum begins"
+        if self.unit_bytes:
+            self.free(('gathered', self.unit))
+            bytes_of = {}
+            for name in self.alive:
+                if name[0] == 'gradient' and name[1] == self.unit: bytes_of[name] = self.made[self.alive[name]][0]
+            self.alloc(('piece', self.unit), -(-sum(bytes_of.values())//self.shards), 'gradients')
+            # The sums above are there by now.
+            for unit in self._above(self.unit): self.free_all('gradient', unit)
+            if not self.waits or self.unit == self.units[0]: self.free_all('gradient', self.unit)
+
+    def _above(self, unit): return self.units[self.units.index(unit) + 1:]
+
+    def free(self, name):
+        if len(name) == 1 and name[0] in self.of_gradient: return self._updated(name[0])
+        super().free(name)
+
+    def _updated(self, i):
+        "A gradient is freed in one process; here that of the unit before is"
+        name = self.of_gradient[i]
+        _, unit, _ = name
+        if not self.updates or not self.waits or unit == self.units[0]:
+            super().free(name)
+            if self.updates: self.free_all('piece')
+        if self.updates:
+            for above in self._above(unit):
+                self.free_all('gradient', above)
+                self.free_all('piece', above)
+
+    def walk(self):
+        gradients = {i: a for i, a in enumerate(self.trace.allocations) if a.category == 'gradients'}
+        self.of_gradient = {i: self._name(i, a) for i, a in gradients.items()}
+        return super().walk()
 
 # %% ../../nbs/64_account_ranks.ipynb #7de98143
 @dataclass(frozen=True)
@@ -363,6 +437,24 @@ def _rehearsal(
     return trace_step(model, train, target, steps, functools.partial(make_local_model, tp=tp))
 
 
+def _layer_major_walk(args, config, layout, sizes):
+    "The walk of a rank in the layer-major step"
+    model, train = config.model, config.train
+    walk = _LayerMajorRanks(*args, states=1/layout.shards)
+    walk.sizes, walk.shards = sizes, layout.shards
+    walk.units = 'embedding', *range(model.n_layers), 'head'
+    if model.tie_embeddings: walk.gradient_units = dict(head='embedding')
+    walk.prefetches = train.weights_on == 'device'
+    walk.waits = walk.prefetches and train.states_on == 'device'
+    if layout.shards > 1:
+        walk.unit_bytes = dict.fromkeys(walk.units, 0)
+        for name, nbytes in sizes['weights'].items():
+            walk.unit_bytes[_layer_major_unit(name.removesuffix('.weight'))] += layout.shards*nbytes
+        if model.tie_embeddings:
+            walk.unit_bytes['head'] += layout.shards*sizes['weights']['embedding.weight']
+    return walk
+
+
 def _walk_of(
     config:Config, # resolved
     layout:Layout,
@@ -378,9 +470,10 @@ def _walk_of(
     inputs = whole.batch_size*whole.seq_len/(train.batch_size*train.seq_len)
     last = min(2, train.grad_accum_steps) - 1
     args = trace, model.n_layers, last, inputs
-    if layout.fsdp and layout.shards > 1:
-        kind = _LayerMajorFsdp if train.engine == 'layer-major' else _Fsdp
-        walk = kind(*args, states=1/layout.shards)
+    if train.engine == 'layer-major' and layout.world > 1:
+        walk = _layer_major_walk(args, config, layout, sizes)
+    elif layout.fsdp and layout.shards > 1:
+        walk = _Fsdp(*args, states=1/layout.shards)
         walk.sizes, walk.shards = sizes, layout.shards
         walk.unit_bytes = _by_unit(sizes['weights'], layout.shards, model.n_layers)
         walk.grad_bytes = _by_unit(sizes['gradients'], layout.shards, model.n_layers)
