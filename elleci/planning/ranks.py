@@ -374,10 +374,9 @@ class _LayerMajorRanks(_Walk):
         "The weights of a unit are given back, and its gradient's sum begins"
         if self.unit_bytes:
             self.free(('gathered', self.unit))
-            bytes_of = {}
-            for name in self.alive:
-                if name[0] == 'gradient' and name[1] == self.unit: bytes_of[name] = self.made[self.alive[name]][0]
-            self.alloc(('piece', self.unit), -(-sum(bytes_of.values())//self.shards), 'gradients')
+            own = [i for name, i in self.alive.items() if name[:2] == ('gradient', self.unit)]
+            whole = sum(self.made[i][0] for i in own)
+            self.alloc(('piece', self.unit), -(-whole//self.shards), 'gradients')
             # The sums above are there by now.
             for unit in self._above(self.unit): self.free_all('gradient', unit)
             if not self.waits or self.unit == self.units[0]: self.free_all('gradient', self.unit)
