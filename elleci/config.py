@@ -360,6 +360,7 @@ class TrainConfig:
     save_every:int = 500        # steps between checkpoints
     save_total_limit:int = 2    # how many of the last checkpoints are kept
     keep_every:int = 0          # steps between checkpoints that are kept for good; 0: none are
+    sharded_checkpoints:bool = False # each rank writes its own part; for models that no rank has room for
     # Where memory runs out, go on with smaller micro-batches and as many tokens a step.
     oom_backoff:bool = False
     # Several processes, one per card, started by torchrun. Of dp · cp · tp ranks, dp share the rows of a

@@ -26,7 +26,7 @@ from ..data.shards import tokenizer_fingerprint
 from ..data.sources import data_settings, encode_documents, iter_documents, parse_spec
 from ..data.tokenizer import SPECIAL_TOKENS, encode_text
 from ..engine.accumulate import GradAccumStep
-from ..training.checkpoint import MODEL_FILE, latest_checkpoint, model_folder
+from ..training.checkpoint import MODEL_FILE, latest_checkpoint, model_folder, model_files
 from ..training.load import load_run
 from ..training.loop import ValidationTotals, token_byte_counts, validate
 from .likelihood import Context, EncodedText, score_documents
@@ -339,15 +339,17 @@ def evaluation_record(
     found:dict, # from `evaluate`
 )->dict: # what JSON can hold
     "The figures, and all that is needed to get them again"
-    with open(model_folder(run)/MODEL_FILE, 'rb') as f:
-        weights = hashlib.file_digest(f, 'sha256').hexdigest()
+    # Of a checkpoint that several ranks have written, the sums of its files.
+    weights = []
+    for path in model_files(model_folder(run)):
+        with open(path, 'rb') as f: weights.append(hashlib.file_digest(f, 'sha256').hexdigest())
     return dict(
         date=datetime.datetime.now(datetime.timezone.utc).strftime('%Y-%m-%d %H:%M UTC'),
         hardware=_hardware(torch.device(found['model']['device'])),
         torch=torch.__version__,
         elleci=elleci.__version__,
         commit=_commit(),
-        weights_sha256=weights,
+        weights_sha256=' '.join(weights),
     ) | found
 
 # %% ../../nbs/77_evaluate.ipynb #336a1d81

@@ -17,7 +17,7 @@ from ..config import config_to_json
 from ..layers.ffn import PackedLinear, pack_model
 from ..data.tokenizer import save_tokenizer
 from ..data.shards import tokenizer_fingerprint
-from ..training.checkpoint import MODEL_FILE, checkpoints, model_folder, save_weights
+from ..training.checkpoint import MODEL_FILE, checkpoints, model_folder, save_weights, model_files
 from ..training.watchdog import all_finite
 from ..generation import MaxTokens, RepetitionPenalty, Sampling, Temperature, TopP, check_stop
 from ..generation import generate, stream as stream_text
@@ -156,7 +156,7 @@ def elleci_pack(
     _check_out_folder(Path(run), out_folder)
     config, tok, model = load_run(run, 'cpu')
     _check_packable(run, out_folder, config, tok, model)
-    size_before = (model_folder(run)/MODEL_FILE).stat().st_size
+    size_before = sum(path.stat().st_size for path in model_files(model_folder(run)))
     model = pack_model(model)
     ternary_bytes = sum(m.packed.numel() for m in model.modules() if isinstance(m, PackedLinear))
     out_folder.mkdir(parents=True, exist_ok=True)

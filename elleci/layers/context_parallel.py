@@ -143,6 +143,8 @@ class ContextParallel:
         self.group = group
         self.rank, self.n = dist.get_rank(group), dist.get_world_size(group)
 
+    def gather(self, t): return all_gather(t, self.group)
+
     def own(self,
         t:Tensor, # (B, T, …) for the whole row
         x:Tensor, # (B, T/n, …) of this rank
@@ -166,7 +168,7 @@ class ContextParallel:
         if k > x.shape[1]:
             raise UserError(f'A piece has {x.shape[1]} tokens, and a convolution reads {k}: use fewer ranks.')
         if k == 0: return x[:, :0]
-        left = all_gather(x[:, -k:], self.group)[self.rank - 1]
+        left = self.gather(x[:, -k:])[self.rank - 1]
         documents = self._documents(seq_idx, x, k)
         is_same = documents[:, :k] == documents[:, k, None]
         return torch.where(is_same[..., None], left, 0)
@@ -189,7 +191,7 @@ class ContextParallel:
         with full_precision(x):
             log_a = dt.to(sent.dtype)*A.to(sent.dtype)
             message = torch.cat([sent.flatten(2), log_a.sum(1)[..., None]], -1)
-            messages = all_gather(message, self.group).transpose(0, 1)
+            messages = self.gather(message).transpose(0, 1)
             states = messages[..., :-1].unflatten(-1, sent.shape[2:])
             ends = document_ids(seq_idx)[:, x.shape[1] - 1::x.shape[1]]
             state = entering_states(states, messages[..., -1], ends)[:, self.rank]
@@ -205,7 +207,7 @@ class ContextParallel:
         "Keys and values of all tokens up to the last of this rank"
         self.own(seq_idx, k)
         together = torch.cat([k.flatten(2), v.flatten(2)], -1)
-        together = all_gather(together, self.group)[:self.rank + 1].transpose(0, 1).flatten(1, 2)
+        together = self.gather(together)[:self.rank + 1].transpose(0, 1).flatten(1, 2)
         keys, values = together.split([k[0, 0].numel(), v[0, 0].numel()], -1)
         S = keys.shape[1]
         return keys.unflatten(-1, k.shape[2:]), values.unflatten(-1, v.shape[2:]), seq_idx[:, :S]

@@ -47,6 +47,12 @@ class Alone:
     ):
         "`UserError` on every rank unless all have the same"
 
+    def gather(self,
+        value, # picklable
+    )->list: # by rank
+        "What each rank has given, on every rank"
+        return [value]
+
 # %% ../../nbs/76_processes.ipynb #a56225b8
 def _outcome(f, args):
     "(result, None), or (None, the error)"
@@ -86,16 +92,19 @@ class Together(Alone):
 
     def everywhere(self, f, *args):
         value, error = _outcome(f, args)
-        errors = [None]*self.n
-        dist.all_gather_object(errors, _for_others(error, self.rank), group=self.group)
+        errors = self.gather(_for_others(error, self.rank))
         # Its own error has the traceback.
         if error is not None and not any(errors[:self.rank]): raise error
         self._raise(errors)
         return value
 
-    def check_same(self, what, value, describe=lambda mine, first: f'{mine!r}, and rank 0 has {first!r}'):
+    def gather(self, value):
         values = [None]*self.n
         dist.all_gather_object(values, value, group=self.group)
+        return values
+
+    def check_same(self, what, value, describe=lambda mine, first: f'{mine!r}, and rank 0 has {first!r}'):
+        values = self.gather(value)
         for rank, other in enumerate(values):
             if other != values[0]:
                 raise UserError(

@@ -422,7 +422,7 @@ def _remove_unsaved(folder):
 # These may change when a run is resumed. A change of any other would make it another run.
 RESUMABLE_FIELDS = ('steps', 'save_every', 'save_total_limit', 'keep_every', 'oom_backoff', 'num_workers',
                     'checkpointing', 'block_inputs_on', 'weights_on', 'states_on', 'max_skipped_ratio',
-                    'dp', 'fsdp', 'cp', 'tp')
+                    'dp', 'fsdp', 'cp', 'tp', 'sharded_checkpoints')
 
 # %% ../../nbs/76_run_folder.ipynb #ef31b82f
 def _resumable_settings(train):
@@ -562,6 +562,7 @@ from ..planning.account import can_measure, predicted_vs_measured
 from ..planning.cost import mapped_state_bytes
 from .checkpoint import CheckpointSaver, compatibility_check, latest_checkpoint
 from .checkpoint import checkpoint_tensors, load_state, load_weights
+from .sharded import checkpoint_pieces, is_sharded, load_shares, rank_share, write_shares
 from .processes import Alone
 from .loop import Callbacks, CommandPoller, TrainingRun, fit, make_weight_average
 from .loop import stop_on_signal, token_byte_counts
@@ -619,10 +620,14 @@ def _load_engine(run, checkpoint):
     # FSDP2 moves its share of each block by itself.
     moves_itself = train.fsdp and train.engine == 'grad_accum'
     if train.weights_on == 'device' and not moves_itself: model.to(run.device)
-    if checkpoint: load_weights(checkpoint.folder, model)
+    sharded = checkpoint is not None and is_sharded(checkpoint.folder)
+    if checkpoint and not sharded: load_weights(checkpoint.folder, model)
     ranks = share_model(run.config, model, run.processes.n, run.device)
     optimizer = make_optimizer(model, train)
-    extra = load_state(checkpoint.folder, model, optimizer, ranks.part) if checkpoint else {}
+    extra = {}
+    if sharded:
+        extra = load_shares(checkpoint.folder, model, optimizer, rank_share(run.config, ranks), run.processes)
+    elif checkpoint: extra = load_state(checkpoint.folder, model, optimizer, ranks.part)
     weight_average = make_weight_average(train, checkpoint, extra)
     step = checkpoint.step if checkpoint else 0
     states_file = None
@@ -661,7 +666,18 @@ class _RunSaver(CheckpointSaver):
             extra = average.state_dict()
             metadata['average'] = [average.start_step, average.every]
         if scaler: metadata['scaler'] = scaler.state_dict()
-        self.save(step, self.engine.model, self.engine.optimizer, extra, **metadata)
+        if self.training.train.sharded_checkpoints: self.save_shares(step, extra, metadata)
+        else: self.save(step, self.engine.model, self.engine.optimizer, extra, **metadata)
+
+    def save_shares(self, step, extra, metadata):
+        "Let every rank write its own part, before the next step"
+        engine, processes = self.engine, self.training.processes
+        share = rank_share(self.training.config, engine.ranks)
+        pieces = checkpoint_pieces(engine.model, engine.optimizer, extra, share, self.writes)
+        try: write_shares(self.run, step, pieces, metadata, share, processes)
+        except UserError as e: return self.log_failure(e)
+        self.last_saved_step = step
+        processes.on_main(self._remove_old, step)
 
     def _write(self, step, tensors_by_file, metadata):
         # The thread may begin to write late.
@@ -1250,6 +1266,7 @@ def elleci_train(
     save_every:PositiveInt|None=None, # steps between checkpoints
     save_total_limit:PositiveInt|None=None,  # how many of the last checkpoints are kept
     keep_every:NonNegativeInt|None=None, # steps between checkpoints that are kept for good
+    sharded_checkpoints:bool=False, # each rank writes its own part of a checkpoint
 )->Path: # the run's folder
     "Train a model from text; Ctrl-C saves and says how to go on"
     flags = dict(locals())
