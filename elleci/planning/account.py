@@ -62,9 +62,10 @@ def _trace_every_block(
     on_host = engine.offload.params_on_host() if train.engine == 'layer-major' else []
     traced = micro_batches[:_micro_batches_to_trace(train, target)]
     inputs = [t for micro_batch in micro_batches for t in micro_batch]
-    return dry_run(lambda: engine.step(traced), model, inputs, target, steps, on_host=on_host)
-
-
+    def step():
+        # Our engines never name a device, so nothing has to look for `device='cuda'` in each call of torch.
+        with torch._C.DisableTorchFunction(): engine.step(traced)
+    return dry_run(step, model, inputs, target, steps, on_host=on_host)
 
 # %% ../../nbs/64_account.ipynb #4303ea0c
 def _without_mapped_states(
