@@ -269,7 +269,8 @@ class _AllocationLog:
 # %% ../../nbs/11_trace.ipynb #f8c2c38d
 class _SourceLines:
     "The source line of what is allocated now"
-    def __init__(self):
+    def __init__(self, not_the_users):
+        self.skipped = {f.__code__ for f in not_the_users}
         self.sequence_numbers = []
         self.lines = []     # of each of them
 
@@ -289,18 +290,20 @@ class _SourceLines:
         library = ''
         while frame is not None and frame.f_code is not dry_run.__code__:
             name = frame.f_code.co_filename
-            if not name.startswith(_NOT_THE_USER) and not name.startswith('<frozen') and 'contextlib' not in name:
-                line = _shown_line(name, frame.f_lineno)
-                if 'site-packages' not in name: return line
-                library = library or line
+            is_code = not name.startswith((*_NOT_THE_USER, '<frozen')) and 'contextlib' not in name
+            is_code = is_code and frame.f_code not in self.skipped
+            if is_code and 'site-packages' not in name: return _shown_line(name, frame.f_lineno)
+            if is_code: library = library or _shown_line(name, frame.f_lineno)
             frame = frame.f_back
         return f'{library} in a library' if library else ''
 
 # %% ../../nbs/11_trace.ipynb #895f5b60
 @contextlib.contextmanager
-def source_lines():
+def source_lines(
+    *not_the_users, # functions on the stack whose lines don't count
+):
     "Within it, dry runs note which line of the source made each storage"
-    with mock.patch.object(_AllocationLog, 'line_of', _SourceLines()): yield
+    with mock.patch.object(_AllocationLog, 'line_of', _SourceLines(not_the_users)): yield
 
 # %% ../../nbs/11_trace.ipynb #bb998c15
 def _describe(
@@ -402,9 +405,9 @@ def _shown_line(
 def user_line(
     frame, # the innermost frame, of `sys._getframe`
 )->str: # 'file.py:31', or 'file.py:31 in a library' where nothing but libraries is on the stack
-    "The innermost line outside of torch, of this package and of installed libraries"
+    "The innermost line of the step outside of torch, of this package and of installed libraries"
     fallback = ''
-    while frame is not None:
+    while frame is not None and frame.f_code is not dry_run.__code__:
         name = frame.f_code.co_filename
         if not name.startswith(_NOT_THE_USER) and not name.startswith('<frozen') and 'contextlib' not in name:
             line = _shown_line(name, frame.f_lineno)

@@ -384,13 +384,11 @@ def verdict(
     if needed > limit: return f'does not fit into {card}: {fmt_bytes(needed - limit)} too much'
     if knows_context: return f'fits into {card}, {fmt_bytes(limit - needed)} to spare'
     room = fmt_bytes(limit - needed)
-    if answer == 'fits': return f'fits into {card}, at least {fmt_bytes(limit - needed - overhead.most)} to spare'
-    if answer == 'does not fit':
-        return f'does not fit into {card}: the CUDA context and cuBLAS workspaces need more than the {room} left'
-    return (
-        f'fits into {card} only if the CUDA context and cuBLAS workspaces take at most {room}: '
-        'measure them, and give --context'
-    )
+    least = fmt_bytes(limit - needed - overhead.most)
+    if answer == 'fits': return f'fits into {card}, at least {least} to spare'
+    others = 'the CUDA context and cuBLAS workspaces'
+    if answer == 'does not fit': return f'does not fit into {card}: {others} need more than the {room} left'
+    return f'fits into {card} only if {others} take at most {room}: measure them, and give --context'
 
 # %% ../../nbs/64_account_advice.ipynb #c4a905be
 def _checkpointing_changes(train):
@@ -422,8 +420,8 @@ def _layer_major_changes():
 # %% ../../nbs/64_account_advice.ipynb #2d5b5442
 def _stages(
     train:TrainConfig,
-)->list: # of stages, the mildest first; a stage is a list of families, each of (what to say, fields to replace)
-    "Changes to a training configuration"
+)->list: # of stages, the mildest first
+    "Changes to a training: a stage is a list of families, each a list of (what to say, fields to replace)"
     B, M, T = train.batch_size, train.grad_accum_steps, train.seq_len
     is_layer_major = train.engine == 'layer-major'
     single = [_offload_changes(train) if is_layer_major else _checkpointing_changes(train)]
@@ -626,7 +624,8 @@ def advice(
             f'Weights, gradients and optimizer alone are {fmt_bytes(held)}: '
             'no batch size, no sequence length and no checkpointing helps.'
         )
-    for change, needed in what_would_fit(a, limit, overhead): yield change_line(change, needed, limit, overhead)
+    for change, needed in what_would_fit(a, limit, overhead):
+        yield change_line(change, needed, limit, overhead)
 
 # %% ../../nbs/64_account_advice.ipynb #03e6a136
 def train_overrides(

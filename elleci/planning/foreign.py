@@ -160,9 +160,13 @@ def checkpoint_blocks(
     model:nn.Module, # is changed
 )->str: # what was done; '' where there is nothing to checkpoint
     "Recompute each block in the backward pass"
-    if hasattr(model, 'gradient_checkpointing_enable'):
-        model.gradient_checkpointing_enable()
-        return 'gradient_checkpointing_enable()'
+    # transformers renamed it in version 5.
+    for method in ('activation_checkpointing_enable', 'gradient_checkpointing_enable'):
+        if not hasattr(model, method): continue
+        # Keys and values of a generation aren't kept then, and transformers would warn that they aren't.
+        if hasattr(model, 'config'): model.config.use_cache = False
+        getattr(model, method)()
+        return f'{method}()'
     lists = [(name, m) for name, m in model.named_modules() if isinstance(m, (nn.ModuleList, nn.Sequential))]
     lists = [(name, m) for name, m in lists if len(m) > 1 and len({type(block) for block in m}) == 1]
     if not lists: return ''

@@ -9,11 +9,12 @@ __all__ = ['Prediction', 'predict']
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from html import escape
+import warnings
 import torch
 from torch import nn
 from torch.nn import functional as F
 from ..core import UserError, fmt_bytes, fmt_count
-from ..memory.ledger import CARDS, Overhead, card_bytes, card_key, card_overhead
+from ..memory.ledger import CARDS, Overhead, card_bytes, card_overhead
 from ..memory.trace import Trace, dry_run, source_lines
 from ..memory.allocator import Replay, replay
 from .account import change_line, fit_answer, fit_as_dict, peak_place, verdict
@@ -79,7 +80,9 @@ class _Training:
     def build(self):
         "Model, batch and optimizer on meta, and how the model was changed"
         how = []
-        with torch.device('meta'):
+        with torch.device('meta'), warnings.catch_warnings():
+            # Libraries speak of names that change; whoever trains will read it there.
+            warnings.simplefilter('ignore', FutureWarning)
             model, batch = self.make_model(), self.make_batch()
             if not isinstance(model, nn.Module):
                 raise UserError(f'make_model gave {type(model).__name__}: let it return a torch module.')
@@ -103,10 +106,14 @@ class _Training:
     def rehearse(self)->tuple: # the trace, the model, its batch, how it was changed
         model, batch, optimizer, how = self.build()
         step = self.step or _usual_step(self.precision)
-        with source_lines(): trace = dry_run(lambda: step(model, batch, optimizer), model, _tensors_of(batch))
+        def run(): step(model, batch, optimizer)
+        with source_lines(run, _loss, *([] if self.step else [step])):
+            trace = dry_run(run, model, _tensors_of(batch))
         return trace, model, batch, how
 
 # %% ../../nbs/64_your_own_model.ipynb #90bfcc02
+_LARGER_CARD = 'a card of'
+
 @dataclass(repr=False)
 class Prediction:
     "The memory of a training step of any model, and of a card; sizes in bytes"
@@ -166,13 +173,18 @@ class Prediction:
 
     def report(self)->str:
         "Everything but what would fit"
-        lines = [self.settings, '', *(f'{size:>14}  {what}' for size, what in self.rows()), '', self.verdict()]
+        rows = [f'{size:>14}  {what}' for size, what in self.rows()]
+        lines = [self.settings, '', *rows, '', self.verdict()]
         asked = self.trace.warnings()
         more = [f'… and {len(asked) - 2} more such lines, see .trace.warnings()'] if len(asked) > 2 else []
         return '\n'.join(lines + asked[:2] + more)
 
     def change_lines(self):
-        return [change_line(change, needed, self.limit, self.overhead) for change, needed in self.what_would_fit]
+        return [self.change_line(change, needed) for change, needed in self.what_would_fit]
+
+    def change_line(self, change, needed):
+        if change.startswith(_LARGER_CARD): return change_line(change, needed, needed, Overhead(0, 0))
+        return change_line(change, needed, self.limit, self.overhead)
 
     def __repr__(self): return '\n'.join([self.report(), *self.change_lines()][:25])
 
@@ -186,7 +198,9 @@ class Prediction:
 def _single_changes(training, model, rows):
     "(what to say, fields to replace, whether weights, gradients and states stay what they are)"
     found, t = [], training
-    checkpointed = t.checkpointing or getattr(model, 'is_gradient_checkpointing', False)
+    names = 'is_activation_checkpointing', 'is_gradient_checkpointing'  # in transformers 5, and before
+    known = [name for name in names if hasattr(type(model), name)]
+    checkpointed = t.checkpointing or any(getattr(model, name) for name in known[:1])
     if not checkpointed: found.append(('gradient checkpointing', dict(checkpointing=True), True))
     if rows > 1: found.append((f'{rows//2} rows instead of {rows}', dict(halvings=t.halvings + 1), True))
     eight = {'adamw': 'adamw8-bnb', 'lion': 'lion8'}.get(t.optimizer if isinstance(t.optimizer, str) else '')
@@ -204,12 +218,16 @@ def _change_stages(training, model, rows):
     if not training.lora:
         lora = dict(lora=16, precision='bf16-weights')
         stages.append([('LoRA of rank 16, frozen weights in bf16', lora, False)])
-        stages.append([('that, checkpointed, 1 row', lora | dict(checkpointing=True, halvings=rows.bit_length()), False)])
+        least = lora | dict(checkpointing=True, halvings=rows.bit_length())
+        stages.append([('that, checkpointed, 1 row', least, False)])
     return stages
 
 
+_REFUSALS = UserError, RuntimeError, ValueError, TypeError, AttributeError, NotImplementedError
+
+
 def _try_changes(
-    p:Prediction, # to which what is found is added
+    p:Prediction,
     training:_Training,
     model,
     rows:int, # of its batch
@@ -221,27 +239,24 @@ def _try_changes(
         enough = False
         for change, fields, leaves_states_alone in stage:
             if hopeless and leaves_states_alone: continue
+            # Somebody's model may refuse a change in any way it likes; the others are still tried.
             try: trace, *_, how = replace(training, **fields).rehearse()
-            # Whatever a model of somebody's does not take: the others are still tried.
-            except (UserError, RuntimeError, ValueError, TypeError, AttributeError, NotImplementedError): continue
-            if trace.peak >= p.trace.peak: continue
-            found = f'{change} ({how})' if how else change, replay(trace.replay_events()).peak_reserved + p.context
-            p.what_would_fit.append(found)
-            enough |= fit_answer(found[1], p.limit, p.overhead) == 'fits'
-            yield found
+            except _REFUSALS: continue
+            needed = replay(trace.replay_events()).peak_reserved + p.context
+            if needed >= p.needed: continue
+            enough |= fit_answer(needed, p.limit, p.overhead) == 'fits'
+            yield (f'{change} ({how})' if how else change), needed
         if enough: break
     larger = sorted((nbytes, key) for key, nbytes in CARDS.items() if nbytes > p.limit)
-    for nbytes, key in larger:
-        if p.needed + card_overhead(key).most > nbytes: continue
-        p.what_would_fit.append((f'a card of {fmt_bytes(nbytes)}, such as {key}, as it is', p.needed))
-        return
+    held = [(key, nbytes) for nbytes, key in larger if p.needed + card_overhead(key).most <= nbytes]
+    if held: yield f'{_LARGER_CARD} {fmt_bytes(held[0][1])}, such as {held[0][0]}, as it is', p.needed
 
 # %% ../../nbs/64_your_own_model.ipynb #0a1b2c33
 def predict(
     make_model,              # makes the model, called under `torch.device('meta')`
     make_batch,              # makes the inputs, there too: a tensor, a tuple, or a dict for `**`
     step=None,               # of model, batch, optimizer: one training step (default: the usual one)
-    optimizer='adamw',       # adamw, sgd, lion, lion8, adamw8-bnb, or a function that makes one from parameters
+    optimizer='adamw',       # adamw, sgd, lion, lion8, adamw8-bnb, or a function of the parameters
     precision:str='bf16',    # bf16 or fp16 (autocast), fp32, bf16-weights; with `step` only the last acts
     card:str='rtx-4070',     # or a size, like '12GiB'
     context:int=0,           # bytes of the CUDA context and workspaces, if you have measured them
@@ -251,7 +266,7 @@ def predict(
     changes:bool=True,       # try what would fit if it doesn't
     show=print,              # what prints lines as they're found; None: nothing
 )->Prediction: # nothing is computed, no GPU is needed
-    "What a training step of your model takes, whether it fits, and what would; `UserError` for what can't be rehearsed"
+    "What a training step of your model takes, whether it fits, and what would; else `UserError`"
     limit = card_bytes(card)
     if precision not in _PRECISIONS:
         raise UserError(f"precision is {precision!r}: give {', '.join(_PRECISIONS)}.")
@@ -262,12 +277,14 @@ def predict(
     trace, model, batch, how = training.rehearse()
     shape = tuple(max(_tensors_of(batch), key=lambda t: t.ndim > 0).shape)
     n_params = fmt_count(sum(p.numel() for p in model.parameters()))
-    settings = [f'{name or type(model).__name__}: {n_params} parameters', f"batch {' × '.join(map(str, shape))}",
-                'an optimizer of yours' if callable(optimizer) else optimizer, precision, how]
-    p = Prediction(trace, replay(trace.replay_events()), limit, card, ', '.join(filter(None, settings)), context)
+    who = f'{name or type(model).__name__}: {n_params} parameters'
+    update = 'an optimizer of yours' if callable(optimizer) else optimizer
+    settings = [who, f"batch {' × '.join(map(str, shape))}", update, precision, how]
+    settings = ', '.join(filter(None, settings))
+    p = Prediction(trace, replay(trace.replay_events()), limit, card, settings, context)
     show(p.report())
-    if changes and not p.fits:
-        for change, needed in _try_changes(p, training, model, shape[0] if shape else 1):
-            show(change_line(change, needed, limit, p.overhead))
-        if p.what_would_fit and 'a card of' in p.what_would_fit[-1][0]: show(f'{"fits":>12} with {p.what_would_fit[-1][0]}')
+    if p.fits or not changes: return p
+    for change, needed in _try_changes(p, training, model, shape[0] if shape else 1):
+        p.what_would_fit.append((change, needed))
+        show(p.change_line(change, needed))
     return p
