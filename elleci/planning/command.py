@@ -56,7 +56,7 @@ def _write_files(
         print(f'the timeline is in {html}: open it in a browser', file=sys.stderr)
     if snapshot:
         write_snapshot(snapshot, a.trace, a.replay)
-        viewer = f'python -m torch.cuda._memory_viz trace_plot {snapshot} -o {Path(snapshot).stem}_viewer.html'
+        viewer = f'python -m torch.cuda._memory_viz trace_plot {snapshot} -o {Path(snapshot).stem}_view.html'
         how = f'drop it on https://pytorch.org/memory_viz, or run\n{viewer}'
         print(f'the snapshot is in {snapshot}: {how}', file=sys.stderr)
 
