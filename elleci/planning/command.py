@@ -6,7 +6,7 @@
 __all__ = ['elleci_memory', 'memory_command']
 
 # %% ../../nbs/66_memory_command.ipynb #40d3f061
-import json, sys
+import json, sys, textwrap
 from pathlib import Path
 from typing import Annotated
 import torch
@@ -14,11 +14,16 @@ from ..core import NonNegativeInt, PositiveInt, Range, UserError
 from ..core import validate_ranges, memory_in_use, require
 from ..command_line import run_command
 from ..config import Config, resolve_config
-from ..memory.ledger import CARDS, card_bytes, card_key, parse_bytes
-from .account import Account, account, advice, alternatives, as_dict, draw_timeline, report
+from ..memory.ledger import CARDS, card_bytes, card_key, card_overhead, parse_bytes
+from ..memory.snapshot import check_output, write_snapshot
+from ..memory.timeline import trace_timeline, write_timeline_html
+from ..memory.trace import NOT_MODELLED
+from .account import Account, account, advice, as_dict, draw_timeline, report
 from .account import train_overrides
 from .cost import cost_as_dict, cost_lines, cost_table, training_cost
+from .foreign import PlainLlama, hf_model_maker, shape_named
 from .planner import Plan, given_choices, plan as find_plan, plan_as_dict
+from .predict import Prediction, predict
 from .ranks import RanksAccount, account_ranks, ranks_as_dict, ranks_report
 
 # %% ../../nbs/66_memory_command.ipynb #b3d5b879
@@ -36,6 +41,24 @@ def _save(ax, path):
     ax.figure.savefig(path)
     require('matplotlib.pyplot', 'draw figures').close(ax.figure)
     print(f'the timeline is in {path}', file=sys.stderr)
+
+# %% ../../nbs/66_memory_command.ipynb #495a2c8c
+def _write_files(
+    a, # an `Account` or a `Prediction`
+    limit:int|None, # bytes of the card
+    html:str|None,
+    snapshot:str|None,
+    title:str,
+):
+    "The timeline and the snapshot, where they were asked for; stderr says where they are"
+    if html:
+        write_timeline_html(html, trace_timeline(a.trace, a.replay, title, limit, a.context))
+        print(f'the timeline is in {html}: open it in a browser', file=sys.stderr)
+    if snapshot:
+        write_snapshot(snapshot, a.trace, a.replay)
+        viewer = f'python -m torch.cuda._memory_viz trace_plot {snapshot} -o {Path(snapshot).stem}_view.html'
+        how = f'drop it on https://pytorch.org/memory_viz, or run\n{viewer}'
+        print(f'the snapshot is in {snapshot}: {how}', file=sys.stderr)
 
 # %% ../../nbs/66_memory_command.ipynb #a9c8cb38
 def _as_json(d): return json.dumps(d, indent=1)
@@ -104,6 +127,74 @@ def _show_ranks(
     print(_as_json(ranks_as_dict(a, limit)) if as_json else ranks_report(a, limit))
     return a
 
+# %% ../../nbs/66_memory_command.ipynb #6febcf1e
+# What a model that isn't ours shares with ours.
+_FOREIGN_TOO = 'context', 'checkpointing', 'batch_size', 'seq_len', 'optimizer', 'precision'
+
+
+def _check_foreign_flags(
+    which:str,      # '--shape' or '--hf-config'
+    flags:dict,     # what else was given: None where it wasn't
+):
+    "`UserError` for a flag that does not apply to a model that isn't ours"
+    for name, value in flags.items():
+        flag = '--' + name.replace('_', '-')
+        if value is not None and name not in _FOREIGN_TOO:
+            raise UserError(f"{flag} is for Elleci's own models: leave it out, or leave out {which}.")
+    if flags.get('checkpointing') not in (None, 'none', 'block'):
+        raise UserError(f"checkpointing is {flags['checkpointing']!r}: with {which} give none or block.")
+
+
+def _foreign_model(
+    shape:str|None,
+    hf_config:str|None,
+)->tuple: # a function that makes the model, and its name
+    "The model of a size or of a configuration"
+    if hf_config: return hf_model_maker(hf_config)
+    sizes = shape_named(shape)
+    return lambda: PlainLlama(sizes), f'Llama {shape.strip().upper()}'
+
+
+def _print_now(line): print(line, flush=True)
+
+
+def _show_foreign(
+    shape:str|None,
+    hf_config:str|None,
+    vram:str|None,
+    batch:int,
+    seq:int,
+    context:str|None,
+    as_json:bool,
+    flags:dict, # what else was given: None where it wasn't
+    *,
+    optimizer:str|None,
+    precision:str|None,
+    lora:int|None,
+    checkpointing:str|None,
+)->Prediction:
+    "Rehearse a model of a size or of a configuration, and print it"
+    if shape and hf_config: raise UserError('--shape and --hf-config are two models: give one of them.')
+    which = '--shape' if shape else '--hf-config'
+    _check_foreign_flags(which, flags)
+    if vram is None: raise UserError(f'{which} needs a card to fit into: add --vram, as in --vram 12GiB.')
+    make, name = _foreign_model(shape, hf_config)
+    def tokens():
+        ids = torch.empty(batch, seq, dtype=torch.long)
+        return dict(input_ids=ids, labels=ids.clone())
+    # Adapters are usually trained beside weights in bf16.
+    precision = precision or ('bf16-weights' if lora else 'bf16')
+    p = predict(
+        make, tokens, None, optimizer or 'adamw', precision, vram,
+        context=0 if context is None else parse_bytes(context),
+        lora=lora or 0,
+        checkpointing=checkpointing == 'block',
+        name=name,
+        show=None if as_json else _print_now,
+    )
+    if as_json: print(_as_json(p.as_dict()))
+    return p
+
 # %% ../../nbs/66_memory_command.ipynb #15d1bd57
 @validate_ranges
 def elleci_memory(
@@ -112,13 +203,19 @@ def elleci_memory(
     vram:str|None=None,  # a size such as 12GiB, or a card such as rtx-4070
     config:str|Config|None=None, # a file of your own; from Python also a `Config`; other flags change it
     set:list[str]|None=None, # any setting, as section.name=value; elleci_train --print-config lists them
+    #: Other models: elleci_memory --hf-config config.json --batch 4 --seq 2048 --vram 12GiB --lora 16
+    hf_config:str|None=None, # the config.json of a transformers model, or its folder; nothing is downloaded
+    shape:str|None=None,     # a plain Llama by its size: 1B, 3B, 7B, 8B, 13B or 70B
+    lora:Annotated[int, Range(1, 10**4)]|None=None, # rank of adapters; the rest is frozen, by default in bf16
     #: The step: elleci_memory --batch 2 --seq 512 --engine layer-major --clip-by layer
     batch:Annotated[int, Range(1, 10**6)]|None=None, # rows in a micro-batch
     seq:Annotated[int, Range(1, 2**20)]|None=None,   # tokens in a row
     grad_accum_steps:Annotated[int, Range(1, 9_999)]|None=None, # micro-batches in an optimizer step
-    optimizer:str|None=None,  # lion, adamw, lion8, lion8-bnb, adamw8-bnb, paged-adamw8-bnb, galore or muon
-    precision:str|None=None,  # bf16, bf16-weights or fp32
-    checkpointing:str|None=None, # none, selective, block or offload
+    # lion, adamw, lion8, lion8-bnb, adamw8-bnb, paged-adamw8-bnb, galore or muon; other models: adamw,
+    # sgd, lion, lion8 or adamw8-bnb
+    optimizer:str|None=None,
+    precision:str|None=None,  # bf16, bf16-weights, fp16 or fp32
+    checkpointing:str|None=None, # none, selective, block or offload; other models: none or block
     engine:str|None=None,     # grad_accum or layer-major
     clip_by:str|None=None,    # model or layer
     block_inputs_on:str|None=None,  # layer-major: auto, device, pinned or pageable
@@ -134,15 +231,17 @@ def elleci_memory(
     plan:bool=False,     # search engine, micro-batch, placements, optimizer, precision; what you give stays
     ram:str|None=None,   # of the machine, with --plan (default: 32GiB)
     pinned:str|None=None, # of the RAM, what may be pinned, with --plan (default: 2GiB)
-    #: What is shown: elleci_memory --preset elleci-350m --vram 8GiB --draw memory.png
-    context:str|None=None, # size of the CUDA context with its loaded kernels, measured, e.g. 400MiB
+    #: What is shown: elleci_memory --preset elleci-350m --vram 8GiB --html memory.html
+    context:str|None=None, # CUDA context and workspaces, measured, e.g. 400MiB; without it an estimate
     kwh_price:Annotated[float, Range(0, 10**9)]|None=None,  # price of a kWh, for the money that a run takes
     hour_price:Annotated[float, Range(0, 10**9)]|None=None, # price of an hour, where the machine is rented
     cards:bool=False,    # a table of all cards that are known
     draw:str|None=None,  # a file for the timeline, or for a plan's bytes against seconds, e.g. memory.png
+    html:str|None=None,  # a file for the interactive timeline, e.g. memory.html
+    snapshot:str|None=None, # a file for PyTorch's memory viewer, e.g. memory.pickle
     json:bool=False,     # print numbers for programs
-)->Account|RanksAccount|Plan:
-    "What a training configuration takes, whether it fits, and on a card: days, kWh, money, disk, RAM"
+)->Account|RanksAccount|Plan|Prediction:
+    "What a training takes before it runs, whether it fits, what would; on a card days, kWh, money, disk, RAM"
     limit = None if vram is None else card_bytes(vram)
     changes = train_overrides(
         batch=batch,
@@ -163,15 +262,26 @@ def elleci_memory(
         tp=tp,
     )
     _check_drawing(draw)
+    if html: check_output(html, ('.html', '.htm'), 'a page')
+    if snapshot: check_output(snapshot, ('.pickle', '.pkl'), 'a snapshot')
     others = dict(context=context, cards=cards or None, kwh_price=kwh_price, hour_price=hour_price)
-    _check_plan_flags(plan, vram, dict(ram=ram, pinned=pinned), others)
+    if shape or hf_config:
+        ours = dict(preset=preset, config=config, set=set, plan=plan or None, ram=ram, pinned=pinned)
+        ours |= dict(draw=draw) | others | changes
+        given = dict(optimizer=optimizer, precision=precision, lora=lora, checkpointing=checkpointing)
+        p = _show_foreign(shape, hf_config, vram, batch or 1, seq or 2048, context, json, ours, **given)
+        _write_files(p, limit, html, snapshot, p.settings)
+        return p
+    if lora: raise UserError('--lora is for models that are not ours: add --shape or --hf-config.')
+    _check_plan_flags(plan, vram, dict(ram=ram, pinned=pinned), others | dict(html=html, snapshot=snapshot))
     source = config
     config = resolve_config(preset, config, set or (), 'elleci-1b5', **changes)
     given = given_choices(config, source, set or (), changes)
     if plan and _is_shared(config.train):
         raise UserError('--plan plans for one card: leave out dp, fsdp, cp and tp.')
     if plan: return _show_plan(config, vram, ram or '32GiB', pinned or '2GiB', given, draw, json)
-    if _is_shared(config.train): return _show_ranks(config, limit, dict(others, draw=draw), json)
+    if _is_shared(config.train):
+        return _show_ranks(config, limit, dict(others, draw=draw, html=html, snapshot=snapshot), json)
     a = account(
         config.model,
         config.train,
@@ -179,13 +289,20 @@ def elleci_memory(
         name=config.preset,
         limit=limit,
     )
+    overhead = card_overhead(vram)
     costs = _costs(a, vram, cards, kwh_price=kwh_price, hour_price=hour_price)
-    print(_as_json(as_dict(a, limit) | _costs_as_dict(costs)) if json else report(a, limit))
-    if limit and not json and not a.fits(limit):
-        print(advice(a, *alternatives(a.config, limit, context=a.context, now=a.needed)))
+    if json: print(_as_json(as_dict(a, limit, overhead) | _costs_as_dict(costs)))
+    else: _print_now(report(a, limit, overhead))
+    if limit and not json and not as_dict(a, limit, overhead)['fits']:
+        for line in advice(a, limit, overhead): _print_now(line)
     if costs and not json: print('', *_cost_text(costs, cards), sep='\n')
     if draw: _save(draw_timeline(a, limit), draw)
+    _write_files(a, limit, html, snapshot, config.preset or 'training')
     return a
+
+# %% ../../nbs/66_memory_command.ipynb #958418b8
+_LIMITS = f"Not modelled, or guessed: {', '.join(NOT_MODELLED)} (see the notebook 11_trace_values)."
+elleci_memory.__doc__ += '\n' + '\n'.join(textwrap.wrap(_LIMITS, 110))
 
 # %% ../../nbs/66_memory_command.ipynb #33cf91d1
 def memory_command():
