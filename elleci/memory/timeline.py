@@ -69,8 +69,8 @@ class Timeline:
         running, total = self.running(), self.total()
         at = int(total.argmax()) if len(total) else 0
         peak = int(total.max(initial=0))
-        n_blocks = len(self.blocks['start'])
-        title = f'Timeline of {self.title}: {n_blocks:,} blocks, {self.n_events:,} events, peak {fmt_bytes(peak)}'
+        size = f"{len(self.blocks['start']):,} blocks, {self.n_events:,} events"
+        title = f'Timeline of {self.title}: {size}, peak {fmt_bytes(peak)}'
         return Summary(title, byte_rows({k: int(x[at]) for k, x in running.items() if len(x)}, self.groups))
 
 # %% ../../nbs/12_timeline.ipynb #60feaa8a

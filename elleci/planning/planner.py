@@ -642,7 +642,7 @@ import torch
 from ..core import pick_device
 from ..config import config_to_toml
 from ..toml import read_toml, shown
-from ..summary import Summary, SummaryRow, shown_as_summary
+from ..summary import SummaryRow
 from ..memory.spill import locked_memory_limit, read_ram
 from ..memory.ledger import CARD_SPECS, card_key, parse_bytes
 from ..plots import figure
