@@ -278,8 +278,8 @@ PAGE = '''<!doctype html>
  content="default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'">
 <title>%(title)s</title>
 <style>%(style)s
-body { margin: 0; background: #fff; }
-@media (prefers-color-scheme: dark) { body { background: #14161a; } }
+body { margin: 0; background: var(--jp-layout-color0, #fff); }
+@media (prefers-color-scheme: dark) { body { background: var(--jp-layout-color0, #14161a); } }
 body > .elleci-timeline { margin: 0 auto; }
 </style>
 </head>
@@ -288,7 +288,15 @@ body > .elleci-timeline { margin: 0 auto; }
 <noscript>The picture needs JavaScript.</noscript></main>
 <script type="application/json" id="payload">%(payload)s</script>
 <script type="module">%(script)s
-drawTimeline(document.getElementById('timeline'), JSON.parse(document.getElementById('payload').textContent));
+const root = document.getElementById('timeline');
+// In a frame of a notebook: the host's colours, and nothing else, are taken from what it sends.
+addEventListener('message', e => {
+  for (const [name, value] of Object.entries(e.data?.elleciTheme || {}))
+    if (/^--jp-[a-z0-9-]+$/.test(name) && CSS.supports('color', value))
+      document.documentElement.style.setProperty(name, value);
+  root.timeline?.restyle();
+});
+drawTimeline(root, JSON.parse(document.getElementById('payload').textContent));
 </script>
 </body>
 </html>
