@@ -354,8 +354,10 @@ def snapshot(
 
 # %% ../../nbs/12_allocator_replay.ipynb #08f45733
 from dataclasses import dataclass
+from ..summary import Summary, shown_as_summary
 
 # %% ../../nbs/12_allocator_replay.ipynb #a74e770e
+@shown_as_summary
 @dataclass
 class Replay:
     "What a list of events does to the allocator; all sizes in bytes"
@@ -368,6 +370,13 @@ class Replay:
     n_mallocs:int         # calls of cudaMalloc (expandable segments: mappings)
     n_retries:int         # times the cache was emptied because the card was full
     segments:list         # at the end, see `snapshot`
+
+    def summary(self):
+        names = 'peak_allocated', 'peak_requested', 'peak_reserved', 'fragmentation'
+        rows = [(name.replace('_', ' '), fmt_bytes(getattr(self, name))) for name in names]
+        calls = f'{self.n_mallocs:,} calls of cudaMalloc, {self.n_retries:,} retries'
+        note = f'{calls}, {len(self.segments):,} segments at the end'
+        return Summary(f'Replay of {len(self.allocated):,} events', rows, note)
 
 # %% ../../nbs/12_allocator_replay.ipynb #ed32cfec
 def _action_and_key(i, event):
