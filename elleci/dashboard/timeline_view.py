@@ -63,8 +63,9 @@ class TimelineFrame:
         name = f'elleci-{zlib.crc32(page.encode()):08x}'
         names = sorted(set(re.findall(r'--jp-[a-z0-9-]+', web_file('timeline.css'))))
         # Scripts may run in the frame, and reach nothing outside of it.
-        frame = (f'<iframe id="{name}" sandbox="allow-scripts" title="Memory timeline of {title}" width="100%" '
-                 f'height="{self.height}" style="border:0" srcdoc="{page}"></iframe>')
+        size = f'width="100%" height="{self.height}" style="border:0"'
+        frame = (f'<iframe id="{name}" sandbox="allow-scripts" title="Memory timeline of {title}" {size} '
+                 f'srcdoc="{page}"></iframe>')
         return f'{frame}<script>{SEND_THEME % dict(id=name, names=names)}</script>'
 
 # %% ../../nbs/80_timeline_view.ipynb #f2b953cd
