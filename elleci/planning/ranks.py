@@ -13,9 +13,10 @@ import numpy as np
 from torch import nn
 from ..config import Config, ModelConfig, TrainConfig
 from ..core import UserError, fmt_bytes
+from ..summary import Summary, byte_rows, shown_as_summary
 from ..engine.layer_major import make_model
 from ..memory.allocator import replay
-from ..memory.ledger import MIXER_BYTES, matmul_itemsize
+from ..memory.ledger import COLOURS, MIXER_BYTES, matmul_itemsize
 from ..memory.ranks import Layout, check_cuts, chunk_rows, layout_of, local_model, local_shapes
 from ..memory.ranks import rank_sizes
 from ..memory.trace import Trace, gc_disabled
@@ -316,6 +317,7 @@ class _LayerMajorFsdp(_Fsdp):
     def gradient(self, i, a): self.alloc((i,), a.nbytes, 'gradients')
 
 # %% ../../nbs/64_account_ranks.ipynb #7de98143
+@shown_as_summary
 @dataclass(frozen=True)
 class RanksAccount:
     "What each rank of a configuration holds, in bytes"
@@ -338,6 +340,11 @@ class RanksAccount:
         return self.peak - self.at_rest[0]['optimizer'] + self.at_rest[rank]['optimizer']
 
     def fits(self, limit): return self.needed <= limit
+
+    def summary(self):
+        "By category on the fullest rank"
+        title = f'{self.config.preset or "A training"}, {self.layout}: {fmt_bytes(self.peak)} on the fullest rank'
+        return Summary(title, byte_rows(self.categories, COLOURS), f'The peak is {self.place}.')
 
 # %% ../../nbs/64_account_ranks.ipynb #3b33eb81
 def _by_unit(
