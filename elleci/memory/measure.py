@@ -285,7 +285,7 @@ def measure(
 import re, time
 from typing import NamedTuple
 from torch.autograd.graph import saved_tensors_hooks
-from ..core import KiB, fmt_bytes
+from ..core import KiB
 from .trace import gc_disabled
 
 # %% ../../nbs/13_measure_compared.ipynb #98b1fbeb

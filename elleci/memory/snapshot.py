@@ -7,7 +7,7 @@ __all__ = ['Placement', 'place_blocks', 'as_snapshot', 'check_output', 'write_sn
            'read_snapshot', 'recording_as_snapshot']
 
 # %% ../../nbs/12_snapshot.ipynb #dbb3964d
-import pickle, pickletools
+import pickle, pickletools, re
 from collections import Counter
 from dataclasses import dataclass
 from io import BytesIO
@@ -116,8 +116,8 @@ def _source_line(
     allocation:Allocation,
 )->tuple: # (file, line); ('operator', 0) where the trace doesn't say
     "Where in the user's program an allocation was made"
-    file, _, line = (getattr(allocation, 'line', '') or '').rpartition(':')
-    return (file, int(line)) if file and line.isdigit() else ('operator', 0)
+    found = re.match(r'(.+):(\d+)( in a library)?$', getattr(allocation, 'line', ''))
+    return (found[1], int(found[2])) if found else ('operator', 0)
 
 
 def _frames(

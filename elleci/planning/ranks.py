@@ -343,7 +343,8 @@ class RanksAccount:
 
     def summary(self):
         "By category on the fullest rank"
-        title = f'{self.config.preset or "A training"}, {self.layout}: {fmt_bytes(self.peak)} on the fullest rank'
+        name = self.config.preset or 'A training'
+        title = f'{name}, {self.layout}: {fmt_bytes(self.peak)} on the fullest rank'
         return Summary(title, byte_rows(self.categories, COLOURS), f'The peak is {self.place}.')
 
 # %% ../../nbs/64_account_ranks.ipynb #3b33eb81
