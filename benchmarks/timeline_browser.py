@@ -2,9 +2,9 @@
 
     python benchmarks/timeline_browser.py [--repeats N]
 
-Every block of elleci-1b5-12gib's step, as `write_timeline_html` writes it, in Chromium without a GPU: from the
-start of loading to the first picture, and frames a second while it's dragged, zoomed in by two, in both views and
-both themes. Needs playwright and a Chromium (Debian: `apt install chromium`).
+Every block of elleci-1b5-12gib's step, as `write_timeline_html` writes it, in Chromium without a GPU: from
+the start of loading to the first picture, and frames a second while it's dragged, zoomed in by two, in both
+views and both themes. Needs playwright and a Chromium (Debian: `apt install chromium`).
 """
 import argparse, datetime, json, os, shutil, statistics, tempfile, time
 from pathlib import Path
@@ -17,7 +17,8 @@ from tiny import ROOT, commit, hardware
 
 FIRST_PAINT = '''
 const look = () => {
-  if (document.querySelector('.elleci-timeline')?.timeline?.state.frames > 0) window.firstPaint = performance.now();
+  const drawn = document.querySelector('.elleci-timeline')?.timeline?.state.frames > 0;
+  if (drawn) window.firstPaint = performance.now();
   else requestAnimationFrame(look);
 };
 look();
@@ -34,7 +35,8 @@ def pan(page, view, moves=120):
     session = page.context.new_cdp_session(page)
     session.send('Performance.enable')
     def busy():
-        return {m['name']: m['value'] for m in session.send('Performance.getMetrics')['metrics']}['TaskDuration']
+        metrics = session.send('Performance.getMetrics')['metrics']
+        return next(m['value'] for m in metrics if m['name'] == 'TaskDuration')
     page.mouse.move(x, y)
     page.mouse.down()
     frames, spent, start = page.evaluate(FRAMES), busy(), time.perf_counter()

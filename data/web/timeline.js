@@ -309,14 +309,18 @@ export async function drawTimeline(root, payload, onSelect = () => {}) {
     const events = new Uint32Array(w), base = new Float64Array(w);
     for (let c = 0; c < w; c++) events[c] = columnEvent(GUTTER + c);
     t.sums.forEach((sums, group) => {
-      g.beginPath();
-      for (let c = 0; c < w; c++) {
-        const value = sums[events[c]] * scale;
-        if (value > 0) g.rect(GUTTER + c, PLOT - base[c] - value, 1.02, value);
-        base[c] += value;
-      }
       g.fillStyle = colours.fills[group];
-      g.fill();
+      let start = 0, low = 0, high = 0;         // of the columns that look alike so far, in whole pixels
+      for (let c = 0; c <= w; c++) {
+        let below = 0, above = 0;
+        if (c < w) {
+          below = Math.round(base[c]);
+          above = Math.round(base[c] += sums[events[c]] * scale);
+        }
+        if (below === low && above === high) continue;
+        if (high > low) g.fillRect(GUTTER + start, PLOT - high, c - start, high - low);
+        [start, low, high] = [c, below, above];
+      }
     });
     if (t.segments.start.length) {
       line(g, w, c => t.reserved[events[c]] * scale, colours.ink, 1.5);
