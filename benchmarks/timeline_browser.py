@@ -1,4 +1,4 @@
-"""How long the memory timeline of the 1.5B step takes in a browser: data/results/timeline_browser-<commit>.json.
+"""How long the timeline of the 1.5B step takes in a browser: data/results/timeline_browser-<commit>.json.
 
     python benchmarks/timeline_browser.py [--repeats N]
 
@@ -79,7 +79,8 @@ def main():
         for _ in range(a.repeats):
             for scheme in ('light', 'dark'): rows.append(visit(browser, path, scheme))
         result = dict(
-            hardware=hardware(), torch=torch.__version__, commit=commit(), browser=f'Chromium {browser.version}',
+            hardware=hardware(), torch=torch.__version__, commit=commit(),
+            browser=f'Chromium {browser.version}',
             load=round(os.getloadavg()[0], 1), blocks=len(timeline.blocks['start']), events=timeline.n_events,
             html_bytes=path.stat().st_size, rows=rows,
             date=datetime.datetime.now(datetime.timezone.utc).strftime('%Y-%m-%d %H:%M UTC'),
