@@ -106,7 +106,7 @@ def _html_row(
     span = ' colspan="2"' if bars and row.share is None else ''
     value = f'<td style="text-align:{align}"{span}>{escape(row.value)}</td>'
     if row.share is None: return f'<tr>{label}{value}</tr>'
-    fill = f'width:{100*min(row.share, 1):.1f}%;background:{escape(row.colour)}'
+    fill = f'width:{100*min(row.share, 1):.1f}%;background:{escape(one_line(row.colour))}'
     bar = f'<div style="box-sizing:border-box;height:.8em;min-width:2px;border:1px solid;{fill}"></div>'
     title = f'{row.share:.1%}'
     return f'<tr>{label}{value}<td style="min-width:10em" title="{title}">{bar}</td></tr>'
