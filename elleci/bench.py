@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from .core import UserError, atomic_write, available_memory, fmt_bytes, is_out_of_memory, pick_device
+from .summary import shown_as_summary
 from .core import seed_everything
 from .config import TOKENIZER_KINDS, Config, TrainConfig, config_from_json, config_to_json
 from .config import resolve_config
@@ -243,6 +244,7 @@ HOOKS = {
 STARTUP_STEPS = 2
 
 
+@shown_as_summary
 @dataclass
 class StepTimes:
     "What was noted of each step"

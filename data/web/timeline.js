@@ -153,8 +153,11 @@ export async function drawTimeline(root, payload, onSelect = () => {}) {
   const tools = element(root, 'div', { className: 'tl-tools' }, { role: 'toolbar', 'aria-label': 'Timeline' });
   const grid = element(root, 'div', { className: 'tl-columns' });
   const left = element(grid, 'div'), right = element(grid, 'div');
-  const canvas = element(left, 'canvas', { tabIndex: 0 }, { role: 'img' });
-  element(left, 'p', { className: 'tl-hint', textContent:
+  const hintId = `tl-hint-${Math.random().toString(36).slice(2)}`;
+  // An application: a screen reader hands it the keys that the hint names. What they find is told in words beside it.
+  const canvas = element(left, 'canvas', { tabIndex: 0 },
+    { role: 'application', 'aria-roledescription': 'memory timeline', 'aria-describedby': hintId });
+  element(left, 'p', { className: 'tl-hint', id: hintId, textContent:
     'Drag or ← → to pan · wheel (after a click), + and − to zoom · shift for addresses · 0 whole · P peak · ' +
     'V other view · , and . one event · ↑ ↓ through the blocks alive' });
   const nowText = element(left, 'p', { className: 'tl-now' });
@@ -306,18 +309,23 @@ export async function drawTimeline(root, payload, onSelect = () => {}) {
     const events = new Uint32Array(w), base = new Float64Array(w);
     for (let c = 0; c < w; c++) events[c] = columnEvent(GUTTER + c);
     t.sums.forEach((sums, group) => {
-      g.beginPath();
-      for (let c = 0; c < w; c++) {
-        const value = sums[events[c]] * scale;
-        if (value > 0) g.rect(GUTTER + c, PLOT - base[c] - value, 1.02, value);
-        base[c] += value;
-      }
       g.fillStyle = colours.fills[group];
-      g.fill();
+      let start = 0, low = 0, high = 0;         // of the columns that look alike so far, in whole pixels
+      for (let c = 0; c <= w; c++) {
+        let below = 0, above = 0;
+        if (c < w) {
+          below = Math.round(base[c]);
+          above = Math.round(base[c] += sums[events[c]] * scale);
+        }
+        if (below === low && above === high) continue;
+        if (high > low) g.fillRect(GUTTER + start, PLOT - high, c - start, high - low);
+        [start, low, high] = [c, below, above];
+      }
     });
     if (t.segments.start.length) {
       line(g, w, c => t.reserved[events[c]] * scale, colours.ink, 1.5);
-      const c = w * .7 | 0;
+      const peakAt = (t.peak - s.x0) / per;                    // its label stands near the peak's or this one's
+      const c = w * (Math.abs(peakAt - w * .7) < 200 ? .2 : .7) | 0;
       note(g, 'reserved', GUTTER + c, PLOT - t.reserved[events[c]] * scale - 10, colours.ink, 'center');
     }
     if (other) {
@@ -334,15 +342,23 @@ export async function drawTimeline(root, payload, onSelect = () => {}) {
       g.fillRect(GUTTER, y, w, 2);
       note(g, `the card: ${bytes(t.limit)}`, GUTTER + 8, y + 13, colours.limit, 'left');
     }
-    if (t.peak >= s.x0 && t.peak < s.x1) {
-      const x = GUTTER + (t.peak + .5 - s.x0) / per, y = PLOT - t.total[t.peak] * scale;
-      g.fillStyle = colours.ink;
-      g.beginPath();
-      g.moveTo(x, y - 1); g.lineTo(x - 6, y - 11); g.lineTo(x + 6, y - 11);
-      g.fill();
-      const align = x > width - 150 ? 'right' : 'left';
-      note(g, `peak ${bytes(t.total[t.peak])}`, x + (align === 'left' ? 10 : -10), y - 14, colours.ink, align);
-    }
+    markPeak(g, w, PLOT - t.total[t.peak] * scale);
+  }
+
+  // A triangle whose tip is at height y, where most is alive.
+  function markPeak(g, w, y) {
+    if (t.peak < s.x0 || t.peak >= s.x1) return;
+    const x = GUTTER + (t.peak + .5 - s.x0) / (s.x1 - s.x0) * w;
+    g.fillStyle = colours.ink;
+    g.strokeStyle = colours.ground;
+    g.lineWidth = 2;
+    g.beginPath();
+    g.moveTo(x, y - 1); g.lineTo(x - 6, y - 11); g.lineTo(x + 6, y - 11);
+    g.closePath();
+    g.stroke();
+    g.fill();
+    const align = x > width - 150 ? 'right' : 'left';
+    note(g, `peak ${bytes(t.total[t.peak])}`, x + (align === 'left' ? 10 : -10), y - 12, colours.ink, align);
   }
 
   function line(g, w, value, colour, thickness, dashes = []) {
@@ -407,6 +423,7 @@ export async function drawTimeline(root, payload, onSelect = () => {}) {
     }
     if (s.block >= 0) outline(g, across, up);
     g.restore();
+    markPeak(g, w, 20);
   }
 
   function outline(g, across, up) {
@@ -673,9 +690,10 @@ export async function drawTimeline(root, payload, onSelect = () => {}) {
   const dark = matchMedia('(prefers-color-scheme: dark)'), themed = new MutationObserver(restyle);
   resized.observe(left);
   dark.addEventListener('change', restyle);
-  themed.observe(document.body, { attributes: true, attributeFilter: ['data-jp-theme-name', 'data-jp-theme-light'] });
+  // What JupyterLab and VS Code change when their theme changes.
+  themed.observe(document.body, { attributes: true, attributeFilter: ['data-jp-theme-name', 'data-jp-theme-light', 'class'] });
   restyle();
-  root.timeline = { state: s, all, find, draw, current: () => t, contrast, luminance, rgb };
+  root.timeline = { state: s, all, find, draw, current: () => t, colours: () => colours, restyle, contrast, luminance, rgb };
   return () => {
     resized.disconnect();
     themed.disconnect();

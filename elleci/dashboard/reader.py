@@ -14,6 +14,7 @@ from pathlib import Path
 from ..core import Range, UserError, fmt_bytes, validate_ranges
 from ..command_line import run_command
 from ..config import read_config
+from ..summary import Summary, shown_as_summary
 from ..files import open_regular
 from ..training.telemetry import MAX_LOG_BYTES, decode_events, is_running, read_memory
 from ..training.telemetry import read_metrics
@@ -75,6 +76,7 @@ def _file_stamp(path):
     return s.st_size, s.st_mtime_ns, s.st_ino
 
 # %% ../../nbs/77_reader.ipynb #e8dc80bc
+@shown_as_summary
 class RunReader:
     "What a run has written so far; `poll` reads only what is new"
     def __init__(self,
@@ -100,6 +102,11 @@ class RunReader:
             self.file_stamps[name] = stamps[name]
             readers[name]()
         return bool(changed)
+
+    def summary(self):
+        "The figures of the run as it is now"
+        self.poll()
+        return Summary(f'The run in {self.run}', list(run_summary(self).items()))
 
     def _read_config(self):
         self.config = None

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from ..core import UserError
 from ..config import TrainConfig
+from ..summary import shown_as_summary
 from .curriculum import step_shape
 from .sources import SkippedRows, SourceSpec
 from .packing import PackedStream, SourceExhausted
@@ -285,6 +286,7 @@ def make_mixture(
     return mix
 
 # %% ../../nbs/74_mixing.ipynb #26ef0636
+@shown_as_summary
 class StepData(NamedTuple):
     "What an optimizer step reads"
     micro_batches:list # each (tokens, labels, seq_idx), each (batch_size, seq_len) int64

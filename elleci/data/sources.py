@@ -10,9 +10,11 @@ import dataclasses, math, zlib
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 from ..core import UserError
+from ..summary import shown_as_summary
 from .tokenizer import ROLES, SPECIAL_TOKENS, chatml
 
 # %% ../../nbs/71_data.ipynb #22cd60b6
+@shown_as_summary
 class Document(NamedTuple):
     "One text and where it is from"
     source:str # what the run calls its source, e.g. 'italian'

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from ..core import UserError, atomic_write, fmt_bytes, fmt_count, make_folder
 from ..files import read_limited
+from ..summary import shown_as_summary
 from ..config import FFN_KINDS, Config, read_config
 from ..memory.ledger import parameter_counts
 from ..data.shards import read_skipped
@@ -20,6 +21,7 @@ from ..training.checkpoint import latest_checkpoint
 from ..training.telemetry import read_memory, read_metrics
 
 # %% ../../nbs/77_card.ipynb #71006e65
+@shown_as_summary
 @dataclass
 class RunRecords:
     "Everything that a run has written about itself"

@@ -605,8 +605,10 @@ class ConfiguredAllocator(CachingAllocator):
 
 # %% ../../nbs/12_allocator_replay.ipynb #08f45733
 from dataclasses import dataclass, replace
+from ..summary import Summary, shown_as_summary
 
 # %% ../../nbs/12_allocator_replay.ipynb #a74e770e
+@shown_as_summary
 @dataclass
 class Replay:
     "What a list of events does to the allocator; all sizes in bytes"
@@ -620,6 +622,13 @@ class Replay:
     n_retries:int         # times the cache was emptied because the card was full
     segments:list         # at the end, see `snapshot`
     n_frees:int=0         # segments that were given back (cudaFree), other than by unmapping
+
+    def summary(self):
+        names = 'peak_allocated', 'peak_requested', 'peak_reserved', 'fragmentation'
+        rows = [(name.replace('_', ' '), fmt_bytes(getattr(self, name))) for name in names]
+        calls = f'{self.n_mallocs:,} calls of cudaMalloc, {self.n_retries:,} retries'
+        note = f'{calls}, {len(self.segments):,} segments at the end'
+        return Summary(f'Replay of {len(self.allocated):,} events', rows, note)
 
 # %% ../../nbs/12_allocator_replay.ipynb #ed32cfec
 def _action_and_key(i, event):

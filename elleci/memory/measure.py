@@ -11,7 +11,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 import numpy as np
 import torch
-from ..core import UserError, available_memory, memory_in_use, optional, pick_device
+from ..core import UserError, available_memory, fmt_bytes, memory_in_use, optional, pick_device
+from ..summary import Summary, SummaryRow, shown_as_summary
 
 # %% ../../nbs/13_measure.ipynb #7392f722
 def _device(
@@ -121,6 +122,7 @@ def live_bytes(
     return np.cumsum([size[e[1]]*(1 if e[0] == 'a' else -1) for e in events], dtype=np.int64)
 
 # %% ../../nbs/13_measure.ipynb #8a780512
+@shown_as_summary
 @dataclass
 class Measurement:
     "What a stretch of work took, in bytes; filled when `measure` ends, also when it ends in an error"
@@ -150,6 +152,13 @@ class Measurement:
             else: del alive[e[1]]
         for key, n in alive.items(): total[self.ops[key]] += n
         return dict(sorted(total.items(), key=lambda kv: -kv[1]))
+
+    def summary(self):
+        "The peak, and who held it"
+        figures = ('start', 'end', 'peak_allocated', 'peak_reserved', 'peak_resident')
+        rows = [(name.replace('_', ' '), fmt_bytes(n)) for name in figures if (n := getattr(self, name))]
+        held = [SummaryRow(op, fmt_bytes(n), n/self.peak_allocated) for op, n in self.at_peak().items() if n]
+        return Summary(f'Measured on {self.device}: peak {fmt_bytes(self.peak_allocated)}', rows + held)
 
 # %% ../../nbs/13_measure.ipynb #bc1dace9
 @contextlib.contextmanager
@@ -276,7 +285,7 @@ def measure(
 import re, time
 from typing import NamedTuple
 from torch.autograd.graph import saved_tensors_hooks
-from ..core import KiB, fmt_bytes
+from ..core import KiB
 from .trace import gc_disabled
 
 # %% ../../nbs/13_measure_compared.ipynb #98b1fbeb

@@ -7,7 +7,7 @@ __all__ = ['Placement', 'place_blocks', 'as_snapshot', 'check_output', 'write_sn
            'read_snapshot', 'recording_as_snapshot']
 
 # %% ../../nbs/12_snapshot.ipynb #dbb3964d
-import pickle, pickletools
+import pickle, pickletools, re
 from collections import Counter
 from dataclasses import dataclass
 from io import BytesIO
@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 from ..core import GiB, UserError, atomic_write, fmt_bytes
 from ..files import read_limited
-from .allocator import LIVE, CachingAllocator, ExpandableAllocator, Replay, snapshot
+from ..summary import Summary, byte_rows, shown_as_summary
+from .allocator import FREE, LIVE, CachingAllocator, ExpandableAllocator, Replay, snapshot
 from .trace import Allocation, Trace
 
 # %% ../../nbs/12_snapshot.ipynb #bc445204
@@ -115,8 +116,8 @@ def _source_line(
     allocation:Allocation,
 )->tuple: # (file, line); ('operator', 0) where the trace doesn't say
     "Where in the user's program an allocation was made"
-    file, _, line = (getattr(allocation, 'line', '') or '').rpartition(':')
-    return (file, int(line)) if file and line.isdigit() else ('operator', 0)
+    found = re.match(r'(.+):(\d+)( in a library)?$', getattr(allocation, 'line', ''))
+    return (found[1], int(found[2])) if found else ('operator', 0)
 
 
 def _frames(
@@ -301,6 +302,7 @@ def _load_data(
         ) from None
 
 # %% ../../nbs/12_snapshot.ipynb #fc451e4e
+@shown_as_summary
 @dataclass
 class Snapshot:
     "What one GPU's allocator did, and its segments at the end"
@@ -313,10 +315,13 @@ class Snapshot:
     segments:list
     settings:dict         # of the allocator, as far as recorded
 
-    def __repr__(self):
-        held = fmt_bytes(sum(s['total_size'] for s in self.segments))
+    def summary(self):
+        held = sum(s['total_size'] for s in self.segments)
+        in_use = sum(block[1] for s in self.segments for block in s['blocks'] if block[3] != FREE)
         n, n_segments = len(self.actions), len(self.segments)
-        return f'Snapshot(GPU {self.device}: {n:,} entries, {n_segments:,} segments, {held})'
+        title = f'Snapshot of GPU {self.device}: {n:,} entries, {n_segments:,} segments, {fmt_bytes(held)}'
+        note = 'At the end of the recording; `timeline(...)` shows all of it.'
+        return Summary(title, byte_rows({'in blocks': in_use, 'in holes': held - in_use}), note)
 
 # %% ../../nbs/12_snapshot.ipynb #6981f4d0
 MAX_ENTRIES = 5_000_000  # of a history, and of all blocks

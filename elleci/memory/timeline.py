@@ -12,12 +12,14 @@ import numpy as np
 from ..annotate import CATEGORIES
 from ..core import MiB, fmt_bytes, require
 from ..plots import figure
+from ..summary import Summary, byte_rows, shown_as_summary
 from .ledger import COLOURS
 from .allocator import Replay
 from .snapshot import place_blocks
 from .trace import Trace
 
 # %% ../../nbs/12_timeline.ipynb #bd93c2d6
+@shown_as_summary
 @dataclass
 class Timeline:
     "A step as columns of numbers: one row for each block, one for each segment"
@@ -62,11 +64,14 @@ class Timeline:
         "The blocks that are alive after an event"
         return np.flatnonzero((self.blocks['start'] <= event) & (event < self.blocks['end']))
 
-    def __repr__(self):
-        total = self.total()
-        peak = fmt_bytes(int(total.max(initial=0)))
-        n_blocks = len(self.blocks['start'])
-        return f'Timeline({self.title}: {n_blocks:,} blocks, {self.n_events:,} events, peak {peak})'
+    def summary(self):
+        "By category at the peak"
+        running, total = self.running(), self.total()
+        at = int(total.argmax()) if len(total) else 0
+        peak = int(total.max(initial=0))
+        size = f"{len(self.blocks['start']):,} blocks, {self.n_events:,} events"
+        title = f'Timeline of {self.title}: {size}, peak {fmt_bytes(peak)}'
+        return Summary(title, byte_rows({k: int(x[at]) for k, x in running.items() if len(x)}, self.groups))
 
 # %% ../../nbs/12_timeline.ipynb #60feaa8a
 BLOCK_COLUMNS = 'address', 'size', 'nbytes', 'start', 'end', 'group', 'step', 'phase', 'layer', 'op', 'line'
@@ -273,8 +278,8 @@ PAGE = '''<!doctype html>
  content="default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'">
 <title>%(title)s</title>
 <style>%(style)s
-body { margin: 0; background: #fff; }
-@media (prefers-color-scheme: dark) { body { background: #14161a; } }
+body { margin: 0; background: var(--jp-layout-color0, #fff); }
+@media (prefers-color-scheme: dark) { body { background: var(--jp-layout-color0, #14161a); } }
 body > .elleci-timeline { margin: 0 auto; }
 </style>
 </head>
@@ -283,7 +288,15 @@ body > .elleci-timeline { margin: 0 auto; }
 <noscript>The picture needs JavaScript.</noscript></main>
 <script type="application/json" id="payload">%(payload)s</script>
 <script type="module">%(script)s
-drawTimeline(document.getElementById('timeline'), JSON.parse(document.getElementById('payload').textContent));
+const root = document.getElementById('timeline');
+// In a frame of a notebook: the host's colours, and nothing else, are taken from what it sends.
+addEventListener('message', e => {
+  for (const [name, value] of Object.entries(e.data?.elleciTheme || {}))
+    if (/^--jp-[a-z0-9-]+$/.test(name) && CSS.supports('color', value))
+      document.documentElement.style.setProperty(name, value);
+  root.timeline?.restyle();
+});
+drawTimeline(root, JSON.parse(document.getElementById('payload').textContent));
 </script>
 </body>
 </html>

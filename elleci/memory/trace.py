@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from ..annotate import CATEGORIES, DECLARED_TEMPORARIES, Listener, listening
-from ..core import UserError
+from ..core import UserError, fmt_bytes
+from ..summary import Summary, byte_rows, shown_as_summary
+from .ledger import COLOURS
 from .emulate import SCATTERS, emulate, find_temporaries, sole_owner_counts, writes_in_place
 
 # %% ../../nbs/11_trace.ipynb #fdb2b1a6
@@ -555,6 +557,7 @@ def _by_category(
     return out
 
 
+@shown_as_summary
 @dataclass
 class Trace:
     "The memory of some training steps: what was allocated, and in which order it came and went"
@@ -620,6 +623,13 @@ class Trace:
         for a in sorted(self.allocations, key=lambda a: a.alloc_event):
             if a.phase != 'build': first.setdefault(a.step, a.alloc_event)
         return [*first.values()]
+
+    def summary(self):
+        "By category at the peak"
+        title = f'Trace of {len(self.allocations):,} allocations ({self.target}): peak {fmt_bytes(self.peak)}'
+        rows = byte_rows(self.breakdown() if self.events else {}, COLOURS)
+        if self.host_peak: rows.append(('in host memory', fmt_bytes(self.host_peak)))
+        return Summary(title, rows, ' '.join(self.warnings()))
 
     def replay_events(self):
         "The events of the device for `elleci.memory.allocator.replay`; the k-th is event `device_events[k]`"

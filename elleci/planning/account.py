@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from ..core import GiB, MiB, UserError, fmt_bytes
 from ..plots import figure
+from ..summary import Summary, byte_rows, shown_as_summary
 from ..memory.ledger import COLOURS, parameter_counts
 from ..config import Config, ModelConfig, TrainConfig
 from ..memory.allocator import Replay, replay
@@ -206,6 +207,7 @@ def _replay_after_workspaces(
     return replayed
 
 # %% ../../nbs/64_account.ipynb #efe701f1
+@shown_as_summary
 @dataclass(frozen=True)
 class Account:
     "What a configuration takes, in bytes"
@@ -279,6 +281,15 @@ class Account:
         return self.target == 'cpu' or self.context > 0
 
     def fits(self, limit): return self.needed <= limit
+
+    def summary(self):
+        "By category at the peak"
+        name = self.config.preset or 'A training'
+        title = f'{name} ({self.target}): {fmt_bytes(self.peak_allocated)} allocated at the peak'
+        rows = byte_rows(self.categories, COLOURS)
+        if self.replay: rows.append(('reserved', fmt_bytes(self.peak_reserved)))
+        if self.host_total: rows.append(('RAM beside it', fmt_bytes(self.host_total)))
+        return Summary(title, rows, '`timeline(...)` shows every block of it.')
 
 # %% ../../nbs/64_account.ipynb #caa3c9ac
 @gc_disabled()

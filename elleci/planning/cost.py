@@ -12,6 +12,7 @@ import functools, math
 from dataclasses import dataclass, replace
 from ..core import MiB, UserError, capability_problem, fmt_bytes, fmt_count
 from ..config import Config, ModelConfig, TrainConfig
+from ..summary import shown_as_summary
 from ..memory.ledger import CARD_SPECS, Card, parameter_shapes, state_sizes
 from ..memory.ledger import tensor_state_sizes, weight_sizes
 from .step_time import MACHINES, TERMS, Machine, measured_machine, product_seconds
@@ -117,6 +118,7 @@ BINDS = {
 }
 
 
+@shown_as_summary
 @dataclass(frozen=True)
 class TrainingCost:
     "What a training is predicted to take"

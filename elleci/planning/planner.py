@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from ..core import UserError, fmt_bytes
 from ..config import Config, ModelConfig, TrainConfig, preset as preset_config
 from ..annotate import CATEGORIES
-from ..memory.ledger import block_activation_bytes, card_bytes, head_activation_bytes, matmul_itemsize
-from ..memory.ledger import parameter_shapes, phase_peaks, residual_itemsize
+from ..summary import Summary, byte_rows, shown_as_summary
+from ..memory.ledger import COLOURS, block_activation_bytes, card_bytes, head_activation_bytes
+from ..memory.ledger import matmul_itemsize, parameter_shapes, phase_peaks, residual_itemsize
 from .step_time import MACHINES, step_time
 from .account import account, alternatives, resolve_placement
 
@@ -235,6 +236,7 @@ class Estimate:
     bottleneck:str=''              # what most of these seconds go to
 
 # %% ../../nbs/65_planner.ipynb #7c0eff72
+@shown_as_summary
 @dataclass(frozen=True)
 class PlannedRun:
     "A training that was asked for, and what it takes; `problem` says why there can be no such training"
@@ -250,6 +252,19 @@ class PlannedRun:
     def best(self): return self.account or self.closed_form
     @property
     def fits(self): return self.best.total_bytes <= self.limit_bytes
+
+    def summary(self):
+        "By category, beside the card's limit"
+        name = self.config.preset if self.config else 'no training'
+        if self.problem: return Summary(f'{name} on {self.card}', [], self.problem)
+        best, limit = self.best, fmt_bytes(self.limit_bytes)
+        how = 'rehearsed' if self.account else 'in closed form'
+        answer = 'fits' if self.fits else 'does not fit'
+        title = f'{name} on {self.card}: {fmt_bytes(best.total_bytes)} of {limit}, {how}: {answer}'
+        rows = byte_rows(best.categories, COLOURS)
+        if best.host_bytes is not None: rows.append(('beside the card', fmt_bytes(best.host_bytes)))
+        if best.step_seconds is not None: rows.append(('a step', f'{best.step_seconds:.3g} s'))
+        return Summary(title, rows + [('try', line) for line in self.suggestions])
 
 # %% ../../nbs/65_planner.ipynb #4a3e15a5
 def _closed_form_bytes(model, train): return sum(estimate_peak(model, train).values())
@@ -627,6 +642,7 @@ import torch
 from ..core import pick_device
 from ..config import config_to_toml
 from ..toml import read_toml, shown
+from ..summary import SummaryRow
 from ..memory.spill import locked_memory_limit, read_ram
 from ..memory.ledger import CARD_SPECS, card_key, parse_bytes
 from ..plots import figure
@@ -696,6 +712,7 @@ def _runners_up(
     return found
 
 # %% ../../nbs/65_search_plan.ipynb #8851e3e6
+@shown_as_summary
 @dataclass(frozen=True)
 class Plan:
     "The fastest training that fits, by prediction, and what it was compared with"
@@ -723,6 +740,17 @@ class Plan:
         given, planned = vars(self.given.train), vars(self.config.train)
         return {name: (given[name], new) for name, new in planned.items() if given[name] != new}
     def __str__(self): return plan_text(self)
+
+    def summary(self):
+        "The budgets, what changes, and what binds"
+        rows = [
+            SummaryRow(name, f'{fmt_bytes(needs)} of {fmt_bytes(room)}', needs/max(room, 1))
+            for name, needs, room in zip(BUDGETS, vars(self.needs).values(), vars(self.room).values())
+        ]
+        rows += [(name, f'{old} → {new}') for name, (old, new) in self.changes.items()]
+        rows += [tuple(line.split(': ', 1)) for line in _binding_text(self)]
+        title = f'{self.config.preset} on {self.machine}: {self.seconds:.3g} s a step'
+        return Summary(title, rows, f'{self.n_candidates:,} candidates, {self.n_rehearsed} rehearsed')
     def draw(self): return draw_front(self)
 
 # %% ../../nbs/65_search_plan.ipynb #a8824a97

@@ -14,9 +14,11 @@ from torch import nn
 from ..config import Config, ModelConfig, TrainConfig
 from ..core import UserError, fmt_bytes
 from ..documents import document_ids
+from ..summary import Summary, byte_rows, shown_as_summary
 from ..engine.layer_major import make_model
 from ..layers.context_parallel import ContextParallel, _across_the_cut, set_context
 from ..memory.allocator import replay
+from ..memory.ledger import COLOURS
 from ..memory.ranks import Layout, check_cuts, chunk_rows, layout_of, local_model, local_shapes
 from ..memory.ranks import rank_sizes
 from ..memory.trace import Trace, gc_disabled
@@ -405,6 +407,7 @@ class _LayerMajorRanks(_Walk):
         return super().walk()
 
 # %% ../../nbs/64_account_ranks.ipynb #7de98143
+@shown_as_summary
 @dataclass(frozen=True)
 class RanksAccount:
     "What each rank of a configuration holds, in bytes"
@@ -427,6 +430,12 @@ class RanksAccount:
         return self.peak - self.at_rest[0]['optimizer'] + self.at_rest[rank]['optimizer']
 
     def fits(self, limit): return self.needed <= limit
+
+    def summary(self):
+        "By category on the fullest rank"
+        name = self.config.preset or 'A training'
+        title = f'{name}, {self.layout}: {fmt_bytes(self.peak)} on the fullest rank'
+        return Summary(title, byte_rows(self.categories, COLOURS), f'The peak is {self.place}.')
 
 # %% ../../nbs/64_account_ranks.ipynb #3b33eb81
 def _by_unit(

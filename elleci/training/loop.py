@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from ..config import Config
+from ..summary import shown_as_summary
 from ..core import UserError, seed_everything
 from ..data.loader import Mixture, make_loader
 from ..engine.layer_major import make_engine, make_model
@@ -176,6 +177,7 @@ class Callbacks:
     on_bad_batch:Callable = _ignore       # on_bad_batch(step, micro_batches): their gradient was not finite
 
 # %% ../../nbs/75_loop.ipynb #e9152204
+@shown_as_summary
 @dataclasses.dataclass(frozen=True)
 class TrainingRun:
     "One training, resolved before its first step: what is trained and from where, and whom to call"

@@ -550,6 +550,7 @@ def _is_complete(folder, train, step):
 from collections.abc import Callable
 from ..config import EMBEDDED
 from ..core import require, seed_everything
+from ..summary import shown_as_summary
 from ..data.loader import make_loader
 from ..data.shards import tokenizer_fingerprint
 from ..engine.layer_major import make_engine, make_model
@@ -571,6 +572,7 @@ from .telemetry import MetricsLogger, measured_memory, write_memory
 from .watchdog import HealthMonitor
 
 # %% ../../nbs/76_train.ipynb #85c948c5
+@shown_as_summary
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FolderRun(TrainingRun):
     "A `TrainingRun` in a folder, as a command resolves it; the placements in its `config` are resolved, too"
