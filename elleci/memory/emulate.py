@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from ..annotate import DECLARED_TEMPORARIES, declare_temporaries
 from ..core import UserError
+from .recurrent import recurrent_kernels
 
 # %% ../../nbs/09_emulate.ipynb #9f1fc1c6
 aten = torch.ops.aten
@@ -30,6 +31,18 @@ def _no_kernel(
         f'No attention kernel that sdpa_kernel allows takes heads of {q.shape[-1]} in {q.dtype} here: '
         'allow SDPBackend.MATH, or another one.'
     )
+
+
+class _MathAttention:
+    "Attention of plain operators, which adds the mask to the scores in place; under a dispatch mode it doesn't"
+    running = False
+
+    @classmethod
+    def attend(cls, q, k, v, mask, dropout_p, is_causal, scale, gqa):
+        before, cls.running = cls.running, True
+        math = aten._scaled_dot_product_attention_math
+        try: return math(q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=gqa)[0]
+        finally: cls.running = before
 
 
 def _sdpa_cpu(
@@ -54,7 +67,7 @@ def _sdpa_cpu(
         attend = aten._scaled_dot_product_flash_attention_for_cpu
         return attend(q, k, v, dropout_p, is_causal, attn_mask=mask, scale=scale)[0]
     if not torch.backends.cuda.math_sdp_enabled(): raise UserError(_no_kernel(q))
-    return aten._scaled_dot_product_attention_math(q, k, v, mask, dropout_p, is_causal, scale=scale)[0]
+    return _MathAttention.attend(q, k, v, mask, dropout_p, is_causal, scale, gqa)
 
 # %% ../../nbs/09_emulate.ipynb #9ff6c5cc
 def _sdpa_cuda(
@@ -77,7 +90,7 @@ def _sdpa_cuda(
         return attend(q, k, v, dropout_p, is_causal, False, scale=scale or P**-0.5)[0][..., :P]
     if not (allowed.mem_efficient_sdp_enabled() and q.dtype != torch.float64):
         if not allowed.math_sdp_enabled(): raise UserError(_no_kernel(q))
-        return aten._scaled_dot_product_attention_math(q, k, v, mask, dropout_p, is_causal, scale=scale)[0]
+        return _MathAttention.attend(q, k, v, mask, dropout_p, is_causal, scale, False)
     if mask is not None: mask = mask.expand(*q.shape[:3], k.shape[2])
     attend = aten._scaled_dot_product_efficient_attention
     return attend(q, k, v, mask, torch.is_grad_enabled(), dropout_p, is_causal, scale=scale)[0]
@@ -99,6 +112,7 @@ def _emulate_sdpa(
     return sdpa
 
 
+
 # %% ../../nbs/09_emulate.ipynb #f408966b
 def _emulate_linear(input, weight, bias=None):
     "`aten::linear` of meta tensors, with the bias added in place where a device would"
@@ -107,11 +121,13 @@ def _emulate_linear(input, weight, bias=None):
     return torch.matmul(input, weight.t()).add_(bias)
 
 
+
 # %% ../../nbs/09_emulate.ipynb #3c10cd5e
 def _emulate_dropout(input, p, train):
     "`aten::dropout` of meta tensors as a GPU makes it"
     if train and 0 < p < 1: return aten.native_dropout(input, p, True)[0]
     return aten.dropout.default.decompose(input, p, train)
+
 
 
 # %% ../../nbs/09_emulate.ipynb #ab0807a4
@@ -185,7 +201,6 @@ AUTOCAST_FP32_OUTPUT = dict(
     cpu=[], cuda='softmax.int log_softmax.int sum sum.dim_IntList prod prod.dim_int cumsum cumprod'.split()
 )
 
-
 # %% ../../nbs/09_emulate.ipynb #ffb55c7d
 def _autocast_argument(
     x,                 # an argument of a function that autocast knows
@@ -240,6 +255,7 @@ def _fp32_output_kernel(
     return run
 
 
+
 # %% ../../nbs/09_emulate.ipynb #dd1e3e49
 def _emulate_autocast_init(
     real, # `torch.autocast.__init__`
@@ -257,17 +273,21 @@ def _operator_kernels(
     "Operators that choose their kernel by device"
     kernels = {'scaled_dot_product_attention': _emulate_sdpa(target), 'linear': _emulate_linear}
     if target == 'cuda': kernels['dropout'] = _emulate_dropout
-    return kernels
+    return kernels | recurrent_kernels(target)
 
 
 def _operator_stand_ins(
     target:str, # 'cpu' or 'cuda'
 )->list: # of (owner, name, function of the real one that gives its stand-in)
     "What is looked up by name whenever it is needed"
-    return [
+    found = [
         (sys.modules['elleci.core'], 'META_DEVICE_TYPE', lambda real: target),
         (torch, 'native_dropout', functools.partial(_emulate_native_dropout, target=target)),
     ]
+    # The generator's state, which activation checkpoints keep, is made out of the dispatcher's sight.
+    if target == 'cpu': found.append((torch, 'get_rng_state', lambda real: lambda: real().clone()))
+    return found
+
 
 
 # %% ../../nbs/09_emulate.ipynb #2c66512b
@@ -307,6 +327,7 @@ def _autocast_stand_ins(
     ]
 
 
+
 # %% ../../nbs/09_emulate.ipynb #4634d3eb
 def _optimizer_stand_ins(
     target:str, # 'cpu' or 'cuda'
@@ -344,6 +365,7 @@ def _registered(
     finally: library._destroy()
 
 
+
 # %% ../../nbs/09_emulate.ipynb #b7d20c41
 @contextlib.contextmanager
 def _autocast_for_meta():
@@ -367,13 +389,29 @@ class _CudaIsMeta(TorchFunctionMode):
     "What is asked for on a CUDA device is made on meta, and what is moved there stays where it is"
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if func is Tensor.cuda: return args[0]
+        if func in (Tensor.cuda, Tensor.pin_memory, Tensor.record_stream): return args[0]
         if _names_cuda(kwargs.get('device')): kwargs = kwargs | dict(device='meta')
         if func is Tensor.to: args = [torch.device('meta') if _names_cuda(a) else a for a in args]
         return func(*args, **kwargs)
 
 
+
 # %% ../../nbs/09_emulate.ipynb #a91c03d5
+# What a step may ask of `torch.cuda` itself, and what it's told where there may be no GPU.
+_CUDA_ANSWERS = dict(
+    empty_cache=None, synchronize=None, reset_peak_memory_stats=None, ipc_collect=None, set_device=None,
+    memory_allocated=0, max_memory_allocated=0, memory_reserved=0, max_memory_reserved=0, current_device=0,
+)
+
+
+def _cuda_stand_ins()->list: # of (owner, name, function of the real one that gives its stand-in)
+    "Calls of `torch.cuda` that a step can make without a GPU; `GradScaler` takes the GPU for granted"
+    def answering(answer): return lambda real: lambda *args, **kwargs: answer
+    scaler = 'amp_definitely_not_available'
+    found = [(torch.cuda, name, answering(answer)) for name, answer in _CUDA_ANSWERS.items()]
+    return [*found, (torch.cuda.amp.common, scaler, answering(False))]
+
+
 @contextlib.contextmanager
 def emulate(
     target:str, # 'cpu' or 'cuda'
@@ -382,6 +420,7 @@ def emulate(
     if target not in ('cpu', 'cuda'): raise UserError(f"target is {target!r}: give 'cpu' or 'cuda'.")
     cache = {}
     stand_ins = [*_operator_stand_ins(target), *_autocast_stand_ins(cache), *_optimizer_stand_ins(target)]
+    if target == 'cuda': stand_ins += _cuda_stand_ins()
     with contextlib.ExitStack() as stack:
         for owner, name, stand_in in stand_ins:
             # What is there now may be a stand-in already, of an `emulate` around this one.
@@ -392,6 +431,7 @@ def emulate(
         stack.enter_context(_autocast_for_meta())
         if target == 'cuda': stack.enter_context(_CudaIsMeta())
         yield
+
 
 
 # %% ../../nbs/09_emulate.ipynb #7485612a
@@ -454,6 +494,7 @@ def _layer_norm_backward_cpu(g, x, shape, mean, rstd, weight, bias, wanted, **kw
 def _safe_softmax_cpu(x, dim, dtype=None):
     "Which scores are masked, and which rows have nothing but masked ones"
     return [], [x.numel(), x.numel()//x.shape[dim]]
+
 
 
 # %% ../../nbs/09_emulate.ipynb #8495ebff
@@ -568,5 +609,6 @@ def writes_in_place(
     frame,       # of the `__torch_dispatch__` that was called for it
 )->bool:
     "Whether the machine would write the result into the first argument; under a dispatch mode it is new"
-    if func is aten.add.Tensor: return _is_sole_owner(args, kwargs) and _called_by_autograd(frame)
+    if func is aten.add.Tensor:
+        return _MathAttention.running or _is_sole_owner(args, kwargs) and _called_by_autograd(frame)
     return func in SCATTERS and args[0].is_meta and _called_by_autograd(frame)
