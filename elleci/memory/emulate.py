@@ -114,6 +114,24 @@ def _emulate_sdpa(
 
 
 # %% ../../nbs/09_emulate.ipynb #f408966b
+def _emulate_grouped_mm(a, b, offs=None, bias=None, out_dtype=None):
+    "`aten::_grouped_mm` of meta tensors in any dtype; rows are padded to 16 bytes"
+    groups = [] if a.ndim == b.ndim == 3 else [offs.numel()]
+    if a.ndim == 3: groups = [a.shape[0]] if b.ndim == 3 else []
+    elif b.ndim == 3: groups = []
+    dtype = out_dtype or a.dtype
+    rows, cols = a.shape[-2], b.shape[-1]
+    padded = -(-cols*dtype.itemsize//16)*16//dtype.itemsize
+    stride = [rows*padded]*len(groups) + [padded, 1]
+    return torch.empty_strided([*groups, rows, cols], stride, dtype=dtype, device='meta')
+
+
+def _emulate_one_hot(x, num_classes=-1):
+    "`aten::one_hot` of meta tensors, by a scatter as on a device"
+    if num_classes == -1: return aten.one_hot.default.decompose(x, num_classes)
+    return torch.zeros(*x.shape, num_classes, dtype=x.dtype, device=x.device).scatter_(-1, x.unsqueeze(-1), 1)
+
+
 def _emulate_linear(input, weight, bias=None):
     "`aten::linear` of meta tensors, with the bias added in place where a device would"
     if bias is None or input.ndim < 3 or input.is_contiguous():
@@ -271,7 +289,11 @@ def _operator_kernels(
     target:str, # 'cpu' or 'cuda'
 )->dict: # operator's name: what stands for it on meta tensors
     "Operators that choose their kernel by device"
-    kernels = {'scaled_dot_product_attention': _emulate_sdpa(target), 'linear': _emulate_linear}
+    kernels = {
+        'scaled_dot_product_attention': _emulate_sdpa(target),
+        'linear': _emulate_linear,
+        'one_hot': _emulate_one_hot,
+    }
     if target == 'cuda': kernels['dropout'] = _emulate_dropout
     return kernels | recurrent_kernels(target)
 
@@ -427,6 +449,7 @@ def emulate(
             replacement = stand_in(getattr(owner, name))
             stack.enter_context(mock.patch.object(owner, name, replacement))
         stack.enter_context(_registered(_operator_kernels(target), 'AutogradMeta'))
+        stack.enter_context(_registered({'_grouped_mm': _emulate_grouped_mm}, 'Meta'))
         stack.enter_context(_registered(_autocast_kernels(target, cache), 'AutocastCPU'))
         stack.enter_context(_autocast_for_meta())
         if target == 'cuda': stack.enter_context(_CudaIsMeta())

@@ -85,16 +85,16 @@ def ask_library(
 # %% ../../nbs/09_ask_the_library.ipynb #86a56843
 _ASKED_NAMES = (
     'convolution convolution_backward mkldnn_rnn_layer mkldnn_rnn_layer_backward native_batch_norm '
-    'native_batch_norm_backward native_group_norm native_group_norm_backward native_layer_norm repeat '
-    'roll _softmax _softmax_backward_data _log_softmax _log_softmax_backward_data logsumexp cumsum '
-    'cumprod embedding embedding_dense_backward sort sort.stable topk mean.dim median.dim '
-    'upsample_bilinear2d upsample_bilinear2d_backward upsample_bicubic2d upsample_nearest2d '
-    'upsample_nearest2d_backward upsample_linear1d max_pool2d_with_indices '
-    'max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward _adaptive_avg_pool2d '
-    '_adaptive_avg_pool2d_backward reflection_pad2d reflection_pad2d_backward im2col col2im '
-    'grid_sampler_2d nll_loss2d_forward glu glu_backward prod.dim_int var.correction '
-    'var_mean.correction std.correction _cdist_forward linalg_qr linalg_inv_ex linalg_svd '
-    '_linalg_svd linalg_cholesky_ex hardswish_backward linear_backward _fft_r2c _fft_c2r _fft_c2c'
+    'native_batch_norm_backward native_group_norm native_group_norm_backward native_layer_norm '
+    'native_layer_norm_backward repeat index.Tensor roll _softmax _softmax_backward_data _log_softmax '
+    '_log_softmax_backward_data logsumexp cumsum cumprod histc embedding embedding_dense_backward sort '
+    'sort.stable topk mean.dim median.dim upsample_bilinear2d upsample_bilinear2d_backward '
+    'upsample_bicubic2d upsample_nearest2d upsample_nearest2d_backward upsample_linear1d '
+    'max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward '
+    '_adaptive_avg_pool2d _adaptive_avg_pool2d_backward reflection_pad2d reflection_pad2d_backward '
+    'im2col col2im grid_sampler_2d nll_loss2d_forward glu glu_backward prod.dim_int var.correction '
+    'var_mean.correction std.correction _cdist_forward linalg_qr linalg_inv_ex _linalg_svd '
+    'linalg_cholesky_ex _fft_r2c _fft_c2r _fft_c2c'
 ).split()
 
 
