@@ -12,6 +12,7 @@ from unittest import mock
 import numpy as np
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -307,7 +308,10 @@ def _operator_stand_ins(
         (torch, 'native_dropout', functools.partial(_emulate_native_dropout, target=target)),
     ]
     # The generator's state, which activation checkpoints keep, is made out of the dispatcher's sight.
-    if target == 'cpu': found.append((torch, 'get_rng_state', lambda real: lambda: real().clone()))
+    if target == 'cpu':
+        found.append((torch, 'get_rng_state', lambda real: lambda: real().clone()))
+        kind = torch.utils.checkpoint.DefaultDeviceType.get_device_type
+        found.append((torch.utils.checkpoint, '_infer_device_type', lambda real: lambda *args: kind()))
     return found
 
 
@@ -411,7 +415,9 @@ class _CudaIsMeta(TorchFunctionMode):
     "What is asked for on a CUDA device is made on meta, and what is moved there stays where it is"
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if func in (Tensor.cuda, Tensor.pin_memory, Tensor.record_stream): return args[0]
+        if func is Tensor.pin_memory: return args[0]
+        if func is Tensor.cuda: return args[0] if args[0].is_meta else args[0].to('meta')
+        if kwargs.get('pin_memory'): kwargs = kwargs | dict(pin_memory=False)
         if _names_cuda(kwargs.get('device')): kwargs = kwargs | dict(device='meta')
         if func is Tensor.to: args = [torch.device('meta') if _names_cuda(a) else a for a in args]
         return func(*args, **kwargs)
@@ -426,11 +432,29 @@ _CUDA_ANSWERS = dict(
 )
 
 
+class _OneStream:
+    "A stream or an event of a rehearsal, which has one stream and no clock"
+    def __init__(self, *args, **kwargs): self.cuda_stream = 0
+
+    def _nothing(self, *args, **kwargs): return None
+
+    wait_stream = wait_event = record_event = synchronize = record = wait = _nothing
+
+    def query(self): return True
+
+    def elapsed_time(self, other): return 0.
+
+
 def _cuda_stand_ins()->list: # of (owner, name, function of the real one that gives its stand-in)
     "Calls of `torch.cuda` that a step can make without a GPU; `GradScaler` takes the GPU for granted"
     def answering(answer): return lambda real: lambda *args, **kwargs: answer
     scaler = 'amp_definitely_not_available'
     found = [(torch.cuda, name, answering(answer)) for name, answer in _CUDA_ANSWERS.items()]
+    found += [(torch.cuda, name, lambda real: _OneStream) for name in ('Stream', 'Event')]
+    found += [(torch.cuda, name, lambda real: _OneStream) for name in ('current_stream', 'default_stream')]
+    found.append((torch.cuda, 'stream', lambda real: contextlib.nullcontext))
+    found.append((Tensor, 'record_stream', answering(None)))
+    found += [(torch.cuda.nvtx, name, answering(0)) for name in ('range_push', 'range_pop', 'mark')]
     return [*found, (torch.cuda.amp.common, scaler, answering(False))]
 
 

@@ -101,6 +101,13 @@ class KnownValues:
         self.used |= found[1]
         return found[0].item()
 
+    def copied(self, t):
+        "The values of `t` as a tensor of the CPU; None where they aren't known"
+        found = self.read(t)
+        if found is None: return None
+        self.used |= found[1]
+        return found[0].clone()
+
     def write(self, t, value, assumed):
         "From now on the values of `t`, a whole storage, are known"
         if t.storage_offset() or t.numel() > MOST_KNOWN: return

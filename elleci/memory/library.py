@@ -94,7 +94,8 @@ _ASKED_NAMES = (
     '_adaptive_avg_pool2d _adaptive_avg_pool2d_backward reflection_pad2d reflection_pad2d_backward '
     'im2col col2im grid_sampler_2d nll_loss2d_forward glu glu_backward prod.dim_int var.correction '
     'var_mean.correction std.correction _cdist_forward linalg_qr linalg_inv_ex _linalg_svd '
-    'linalg_cholesky_ex _fft_r2c _fft_c2r _fft_c2c'
+    'linalg_cholesky_ex _fft_r2c _fft_c2r _fft_c2c cat gelu_backward _weight_norm_interface '
+    '_weight_norm_interface_backward'
 ).split()
 
 

@@ -335,7 +335,7 @@ class _OperatorInfo:
         self.func = func
         self.name = str(func)
         self.is_view = func.is_view
-        watched = {aten._local_scalar_dense.default, aten.add.Tensor}
+        watched = {aten._local_scalar_dense.default, aten._to_copy.default, aten.add.Tensor}
         watched |= SCATTERS | NONFINITE_TESTS | FLAG_REDUCTIONS | COUNTING | INDEXING | CONVOLUTIONS
         if target == 'cpu': watched |= asked_operators()
         casts = target == 'cpu' and torch.Tag.pointwise in func.tags
@@ -433,15 +433,24 @@ class Notes:
         self.target = target
         self.lines = []         # of convolutions whose own memory isn't counted
         self.most = 0           # bytes, of one of them
+        self.compiled = []      # lines that call something compiled
 
     def convolution(self, line, nbytes):
         "A convolution at `line` may take up to about `nbytes` beside its tensors"
         if line not in self.lines: self.lines.append(line)
         self.most = max(self.most, nbytes)
 
+    def watch_compiled(self, real):
+        "What stands for dynamo's choice of what to do with a compiled function: run it as it is"
+        def choose(callback):
+            if not callable(callback): return real(callback)
+            line = _line_now()
+            if line not in self.compiled: self.compiled.append(line)
+        return choose
+
     def sentences(self, model, known):
         "All of them"
-        found = []
+        found = [f'{line} runs something compiled: it is rehearsed as if it were not.' for line in self.compiled]
         if self.lines:
             said = 'cuDNN chooses a workspace for each convolution, which is not counted'
             if self.target == 'cpu': said = 'what a convolution takes beside its tensors was too large to try'
@@ -450,9 +459,10 @@ class Notes:
         if recurrent and self.target == 'cuda':
             found.append(f'{recurrent[0]}: what cuDNN keeps for the backward pass of a recurrent network is an estimate.')
         if known.used:
-            share = 'the same share' if known.load == 1 else f'an even share, but the fullest {known.load:g} times it'
+            share = 'each of them got the same share'
+            if known.load != 1: share = f'the fullest of them got {known.load:g} even shares'
             for line, experts in known.choices.items():
-                found.append(f'{line} picks among {experts}: counted as if each were picked for {share} of the rows.')
+                found.append(f'{line} picks among {experts}: counted as if {share} of the rows.')
         return found
 
 
@@ -520,6 +530,9 @@ class Recorder(TorchDispatchMode):
             if self.log.index_of(args[0]) in self.nonfinite_flags: return False
             value = self.known.answer(args[0])
             return self.questions.answer(args[0], frame) if value is None else value
+        if func is aten._to_copy.default and args[0].is_meta and str(kwargs.get('device')) == 'cpu':
+            value = self.known.copied(args[0])
+            if value is not None: return value
         counted = self._run_counted(op, args, kwargs) if func in COUNTING else None
         if counted is not None: return counted
         # A mask as an index is two operators on a device; `places` live as long as this one.
@@ -758,8 +771,12 @@ def _preexisting_first(
 # %% ../../nbs/11_trace.ipynb #90f4889e
 # what an error of meta tensors says: what we say of it, after the line where it happened
 _META_ERRORS = {
-    r'Cannot copy out of meta tensor|cannot be called on meta|on meta tensors|nonzero|masked_select|unique'
-    r'|data-dependent|repeat_interleave': (
+    r'Cannot copy out of meta tensor': (
+        'values are taken out of a tensor, as .tolist(), .numpy() and .cpu() do, and a rehearsal has none: '
+        'leave that out of the step'
+    ),
+    r'cannot be called on meta|on meta tensors|nonzero|masked_select|unique|data-dependent'
+    r'|repeat_interleave': (
         'a shape or a branch depends on the values of a tensor, and a rehearsal has none: '
         'give the step sizes that are known beforehand'
     ),
@@ -811,13 +828,19 @@ def _meta_errors_explained():
         raise
 
 
-def _check_not_compiled(model:nn.Module):
-    "Raise `UserError` for the first part of the model that `torch.compile` has wrapped"
+def _check_kinds(model:nn.Module):
+    "Raise `UserError` for the first part of the model that is compiled, or quantised by a kernel we can't see"
     for name, module in model.named_modules():
         if isinstance(module, torch._dynamo.OptimizedModule) or module._compiled_call_impl is not None:
             raise UserError(
                 f'{name or "The model"} is compiled, and a compiler decides on the device what it keeps: '
                 'rehearse the model without torch.compile.'
+            )
+        kind = type(module)
+        if kind.__module__.startswith(('bitsandbytes.', 'torch.ao.nn.quantized')):
+            raise UserError(
+                f'{name or "The model"} is {kind.__name__} of {kind.__module__.split(".nn")[0]}, whose kernels have no '
+                'rule for shapes alone: rehearse the model without its quantised layers.'
             )
 
 
@@ -881,13 +904,16 @@ def dry_run(
     if isinstance(inputs, Tensor): inputs = [inputs]
     inputs = list(inputs.values() if isinstance(inputs, dict) else inputs)
     _check_on_meta(model, inputs, on_host)
-    _check_not_compiled(model)
+    _check_kinds(model)
     recorder = Recorder(target, model, inputs, on_host, max_questions, load_of(experts))
     # The step may drop tensors that lie on the host, so we must not hold them.
     host_tensors = [weakref.ref(t) for t in on_host]
     del on_host
+    frames = torch._dynamo.eval_frame
+    compiled = recorder.notes.watch_compiled(frames._callback_from_stance)
     with (
         gc_disabled(),
+        mock.patch.object(frames, '_callback_from_stance', compiled),
         _step_hooks(recorder.position),
         emulate(target),
         _meta_errors_explained(),
