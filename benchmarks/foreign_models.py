@@ -246,7 +246,8 @@ def pictures(library, kind, size=64, classes=10, dense=False, **options):
             module = found.models.segmentation if dense else found.models
             net = getattr(module, kind)(num_classes=classes, **options)
         shape = (B, size, size) if dense else (B,)
-        return Classifier(net), dict(x=torch.ones(B, 3, size, size), labels=torch.ones(shape, dtype=torch.long))
+        labels = torch.ones(shape, dtype=torch.long)
+        return Classifier(net), dict(x=torch.ones(B, 3, size, size), labels=labels)
 
     return build
 
@@ -539,7 +540,11 @@ CASES = {
             "efficientnet_b0"
         ).split()
     },
-    "tv lraspp": ("torchvision", pictures("torchvision", "lraspp_mobilenet_v3_large", dense=True, weights_backbone=None), {}),
+    "tv lraspp": (
+        "torchvision",
+        pictures("torchvision", "lraspp_mobilenet_v3_large", dense=True, weights_backbone=None),
+        {},
+    ),
     "tv DenseNet": (
         "torchvision",
         pictures("torchvision", "DenseNet", growth_rate=8, block_config=(2, 3, 2), num_init_features=16),
@@ -674,7 +679,8 @@ def predict(name):
     model, there, step = make_step(name, "meta")
     trace = dry_run(step, model, there, target="cpu")
     made = [(1 if e >= 0 else -1, max(e, ~e), trace.allocation_at(k)) for k, e in enumerate(trace.events)]
-    return number_storages((s, i, a.nbytes) for s, i, a in made if a.phase != "build"), trace.peak, trace.warnings()
+    events = number_storages((s, i, a.nbytes) for s, i, a in made if a.phase != "build")
+    return events, trace.peak, trace.warnings()
 
 
 def record(name):

@@ -35,7 +35,7 @@ def _no_kernel(
 
 
 class _MathAttention:
-    "Attention of plain operators, which adds the mask to the scores in place; under a dispatch mode it doesn't"
+    "Attention of plain operators; it adds the mask in place, but not under a dispatch mode"
     running = False
 
     @classmethod

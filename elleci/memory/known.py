@@ -7,7 +7,6 @@ __all__ = ['aten', 'FACTORIES', 'LIKE', 'CHOICES', 'COUNTING', 'MOST_EXPERTS', '
            'follow', 'counted_output', 'masks_counted', 'load_of']
 
 # %% ../../nbs/11_known_values.ipynb #f0e673de
-import contextlib
 from typing import NamedTuple
 import torch
 from torch import Tensor
@@ -127,8 +126,9 @@ class KnownValues:
             assumed |= found[1]
         kwargs = {k: v for k, v in _replaced(kwargs, values).items() if k not in ('device', 'pin_memory')}
         try:
-            with torch.no_grad(): return func(*_replaced(args, values), **kwargs, **self._device(func)), assumed
+            with torch.no_grad(): out = func(*_replaced(args, values), **kwargs, **self._device(func))
         except (RuntimeError, NotImplementedError, IndexError, TypeError): return None
+        return out, assumed
 
     def _device(self, func):
         "Factories must be told to make it on the CPU"
@@ -236,5 +236,6 @@ def load_of(
 )->float:
     "What `dry_run(experts=...)` means; `UserError` for anything else"
     if experts == 'balanced': return 1.
-    if isinstance(experts, (int, float)) and not isinstance(experts, bool) and experts >= 1: return float(experts)
+    is_number = isinstance(experts, (int, float)) and not isinstance(experts, bool)
+    if is_number and experts >= 1: return float(experts)
     raise UserError(f"experts is {experts!r}: give 'balanced', or the fullest expert's share as in 1.25.")

@@ -321,7 +321,9 @@ def _output_factory(
 # %% ../../nbs/11_trace.ipynb #c4880bb1
 aten = torch.ops.aten
 NONFINITE_TESTS = {aten.isnan.default, aten.isinf.default}
-INDEXING = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default}
+INDEXING = {
+    aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default,
+}
 CONVOLUTIONS = {aten.convolution.default, aten.convolution_backward.default}
 FLAG_REDUCTIONS = {aten.any.default, aten.any.dim, aten.logical_or.default, aten.bitwise_or.Tensor}
 
@@ -450,14 +452,15 @@ class Notes:
 
     def sentences(self, model, known):
         "All of them"
-        found = [f'{line} runs something compiled: it is rehearsed as if it were not.' for line in self.compiled]
+        said = 'runs something compiled: it is rehearsed as if it were not.'
+        found = [f'{line} {said}' for line in self.compiled]
         if self.lines:
             said = 'cuDNN chooses a workspace for each convolution, which is not counted'
             if self.target == 'cpu': said = 'what a convolution takes beside its tensors was too large to try'
             found.append(f'{self.lines[0]}: {said}: the peak may be up to about {fmt_bytes(self.most)} higher.')
         recurrent = [n or '(model)' for n, m in model.named_modules() if isinstance(m, nn.RNNBase)]
         if recurrent and self.target == 'cuda':
-            found.append(f'{recurrent[0]}: what cuDNN keeps for the backward pass of a recurrent network is an estimate.')
+            found.append(f'{recurrent[0]}: what cuDNN keeps of a recurrent network for backward is an estimate.')
         if known.used:
             share = 'each of them got the same share'
             if known.load != 1: share = f'the fullest of them got {known.load:g} even shares'
@@ -839,8 +842,8 @@ def _check_kinds(model:nn.Module):
         kind = type(module)
         if kind.__module__.startswith(('bitsandbytes.', 'torch.ao.nn.quantized')):
             raise UserError(
-                f'{name or "The model"} is {kind.__name__} of {kind.__module__.split(".nn")[0]}, whose kernels have no '
-                'rule for shapes alone: rehearse the model without its quantised layers.'
+                f'{name or "The model"} is {kind.__name__} of {kind.__module__.split(".nn")[0]}, whose kernels '
+                'have no rule for shapes alone: rehearse the model without its quantised layers.'
             )
 
 
