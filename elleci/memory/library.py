@@ -9,7 +9,7 @@ __all__ = ['ASK_BYTES', 'Work', 'ask_library', 'asked_operators', 'must_ask', 'a
 import functools
 from typing import NamedTuple
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from .toys import allocator_events
 
 # %% ../../nbs/09_ask_the_library.ipynb #e08bafb0

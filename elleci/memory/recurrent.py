@@ -9,7 +9,6 @@ __all__ = ['aten', 'RESERVED_WIDTHS', 'recurrent_kernels']
 import functools
 import torch
 from torch import Tensor
-from ..core import UserError
 
 # %% ../../nbs/08_recurrent.ipynb #4364d82b
 aten = torch.ops.aten

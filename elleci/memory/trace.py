@@ -457,10 +457,11 @@ class Notes:
         if self.lines:
             said = 'cuDNN chooses a workspace for each convolution, which is not counted'
             if self.target == 'cpu': said = 'what a convolution takes beside its tensors was too large to try'
-            found.append(f'{self.lines[0]}: {said}: the peak may be up to about {fmt_bytes(self.most)} higher.')
+            more = fmt_bytes(self.most)
+            found.append(f'{self.lines[0]}: {said}: the peak may be up to about {more} higher.')
         recurrent = [n or '(model)' for n, m in model.named_modules() if isinstance(m, nn.RNNBase)]
         if recurrent and self.target == 'cuda':
-            found.append(f'{recurrent[0]}: what cuDNN keeps of a recurrent network for backward is an estimate.')
+            found.append(f'{recurrent[0]}: what cuDNN keeps for backward is an estimate.')
         if known.used:
             share = 'each of them got the same share'
             if known.load != 1: share = f'the fullest of them got {known.load:g} even shares'
@@ -832,7 +833,7 @@ def _meta_errors_explained():
 
 
 def _check_kinds(model:nn.Module):
-    "Raise `UserError` for the first part of the model that is compiled, or quantised by a kernel we can't see"
+    "Raise `UserError` for the first part of the model that is compiled, or quantised by hidden kernels"
     for name, module in model.named_modules():
         if isinstance(module, torch._dynamo.OptimizedModule) or module._compiled_call_impl is not None:
             raise UserError(
@@ -842,7 +843,7 @@ def _check_kinds(model:nn.Module):
         kind = type(module)
         if kind.__module__.startswith(('bitsandbytes.', 'torch.ao.nn.quantized')):
             raise UserError(
-                f'{name or "The model"} is {kind.__name__} of {kind.__module__.split(".nn")[0]}, whose kernels '
+                f'{name or "The model"} is {kind.__name__} of {kind.__module__.split(".")[0]}, whose kernels '
                 'have no rule for shapes alone: rehearse the model without its quantised layers.'
             )
 
