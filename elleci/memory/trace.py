@@ -935,10 +935,13 @@ def dry_run(
 # %% ../../nbs/11_trace_values.ipynb #8f31eac4
 NOT_MODELLED = {
     'values': 'Branches and loops that depend on values are guessed: the report names the line.',
-    'torch.compile': 'Compiled modules are refused; compiled functions are rehearsed as if they were not.',
+    'torch.compile': 'Compiled modules are refused; compiled functions run as they are, which is said.',
     'FlexAttention': 'It and other operators that take functions are refused.',
-    'mixture of experts': 'Routing that picks rows by value is refused: shapes depend on it.',
+    'mixture of experts': 'Tokens are assumed to spread evenly, or as experts= tells: the line is named.',
+    'shapes from values': 'Selections by values that follow from neither sizes nor a router are refused.',
+    'quantised layers': "Those of bitsandbytes and torch.ao are refused; torchao's run operator by operator.",
     'kernels without a rule': 'Custom operators need torch.library.register_fake; some have none.',
-    'temporaries': "What a kernel allocates for itself is counted only where we have read the kernel.",
+    'temporaries': "What a kernel takes for itself is counted where we've read it, or (CPU) asked it once.",
+    'cuDNN': 'Workspaces of convolutions are not counted, what an LSTM keeps is an estimate: both are said.',
     'streams': 'One stream: what another stream holds back longer is not seen.',
 }
