@@ -622,7 +622,9 @@ def make_step(name, device):
     torch.manual_seed(0)
     with torch.device(device):
         model, batch = build()
-    model.to(device).train()  # some make weights on the CPU, whatever the device
+    if any(t.device.type != device for t in [*model.parameters(), *model.buffers()]):
+        model.to(device)  # some make weights on the CPU, whatever the device
+    model.train()
     if options.get("checkpointing"):
         model.gradient_checkpointing_enable()
     if trained := options.get("trained"):

@@ -3,8 +3,8 @@ data/results/peers-<commit>.json.
 
     python benchmarks/peers.py [--cases NAME ...]
 
-The judge is the CPU's allocator (torch's profiler), two training steps of each model. The peers: torch's
-MemTracker under FakeTensorMode, which runs the step on tensors without bytes, too; what `accelerate
+The judge is the CPU's allocator (torch's profiler), two training steps of each model. The peers:
+torch's MemTracker under FakeTensorMode, which runs the step on tensors without bytes, too; what `accelerate
 estimate-memory` computes for AdamW in fp32 (its functions, given the model, offline); and the rule of 16 bytes
 for each parameter. The last two don't look at a batch. Seconds include building the model.
 """
