@@ -34,6 +34,7 @@ def mem_tracker(name):
         tracker.track_external(model, *there)
         with tracker:
             step()
+            tracker.reset_mod_stats()
             step()
     return max(sizes["Total"] for sizes in tracker.get_tracker_snapshot("peak").values())
 
