@@ -12,7 +12,7 @@ A run that was interrupted goes on where it was, as long as the commit is the sa
 nothing that is compared here depends on values.
 """
 
-import argparse, datetime, json, os, time
+import argparse, contextlib, datetime, importlib.util, json, os, sys, time
 from functools import partial
 
 os.environ["KINETO_LOG_LEVEL"] = "99"  # the profiler's chatter
@@ -20,6 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn, optim
 from elleci.core import UserError, atomic_write, require
+from torch.overrides import TorchFunctionMode
+from elleci.memory.known import spread_tokens
 from elleci.memory.toys import allocator_events, number_storages, peak_bytes, twice
 from elleci.memory.trace import dry_run
 
@@ -202,6 +204,56 @@ def plain(kind, *shape):
     return lambda: (WithLoss(kind()), dict(x=torch.ones(shape) if shape else tokens()))
 
 
+class Classifier(nn.Module):
+    "A network for pictures, and its loss"
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x, labels):
+        out = self.net(x)
+        return F.cross_entropy(out["out"] if isinstance(out, dict) else out, labels)
+
+
+def import_pictures(name):
+    "torchvision or timm, where they are installed; None elsewhere"
+    if importlib.util.find_spec(name) is None or importlib.util.find_spec("torchvision") is None:
+        return None
+    if "torchvision" not in sys.modules:
+        # torchvision's own kernels are built for one build of torch; with any other its import stops at
+        # the first one that is missing. None of them is needed here.
+        global _kernels
+        _kernels = torch.library.Library("torchvision", "FRAGMENT")
+        for kernel in ("nms", "qnms"):
+            with contextlib.suppress(RuntimeError):
+                _kernels.define(f"{kernel}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    import torchvision.models  # noqa: F401
+
+    return importlib.import_module(name)
+
+
+def pictures(library, kind, size=64, classes=10, dense=False, **options):
+    "A model of torchvision (a name or a class of `torchvision.models`) or of timm (a name)"
+
+    def build():
+        found = import_pictures(library)
+        if found is None:
+            raise ModuleNotFoundError(f"{library} isn't installed")
+        if library == "timm":
+            net = found.create_model(kind, num_classes=classes, **options)
+        else:
+            module = found.models.segmentation if dense else found.models
+            net = getattr(module, kind)(num_classes=classes, **options)
+        shape = (B, size, size) if dense else (B,)
+        labels = torch.ones(shape, dtype=torch.long)
+        return Classifier(net), dict(x=torch.ones(B, 3, size, size), labels=labels)
+
+    return build
+
+
+MIXTURE = dict(experts_implementation="eager", moe_intermediate_size=D)
+
 # name: (family, what builds model and batch, options of `make_step`)
 CASES = {
     "llama": ("language", decoder("Llama", num_key_value_heads=2), {}),
@@ -292,6 +344,42 @@ CASES = {
     "starcoder2": ("language", decoder("Starcoder2", num_key_value_heads=2), {}),
     "granite": ("language", decoder("Granite", num_key_value_heads=2), {}),
     "mixtral": ("language", decoder("Mixtral", num_key_value_heads=2, num_local_experts=4), {}),
+    "mixtral, loop": (
+        "language",
+        decoder("Mixtral", num_key_value_heads=2, num_local_experts=4, experts_implementation="eager"),
+        dict(even=True),
+    ),
+    "qwen2_moe, loop": (
+        "language",
+        decoder(
+            "Qwen2Moe",
+            num_key_value_heads=2,
+            num_experts=8,
+            num_experts_per_tok=2,
+            shared_expert_intermediate_size=D,
+            **MIXTURE,
+        ),
+        dict(even=True),
+    ),
+    "deepseek_v3, loop": (
+        "language",
+        decoder(
+            "DeepseekV3",
+            num_key_value_heads=H,
+            n_routed_experts=8,
+            n_group=2,
+            topk_group=1,
+            num_experts_per_tok=2,
+            q_lora_rank=32,
+            kv_lora_rank=32,
+            qk_rope_head_dim=16,
+            qk_nope_head_dim=16,
+            v_head_dim=16,
+            first_k_dense_replace=1,
+            **MIXTURE,
+        ),
+        dict(even=True),
+    ),
     "mixtral, batched": (
         "language",
         decoder("Mixtral", num_key_value_heads=2, num_local_experts=4, experts_implementation="batched_mm"),
@@ -445,6 +533,59 @@ CASES = {
         ),
         {},
     ),
+    **{
+        f"tv {kind}": ("torchvision", pictures("torchvision", kind), {})
+        for kind in (
+            "resnet18 mobilenet_v3_small squeezenet1_1 shufflenet_v2_x0_5 mnasnet0_5 regnet_y_400mf "
+            "efficientnet_b0"
+        ).split()
+    },
+    "tv lraspp": (
+        "torchvision",
+        pictures("torchvision", "lraspp_mobilenet_v3_large", dense=True, weights_backbone=None),
+        {},
+    ),
+    "tv DenseNet": (
+        "torchvision",
+        pictures("torchvision", "DenseNet", growth_rate=8, block_config=(2, 3, 2), num_init_features=16),
+        dict(optimizer=partial(optim.SGD, momentum=0.9)),
+    ),
+    "tv VisionTransformer": (
+        "torchvision",
+        pictures(
+            "torchvision",
+            "VisionTransformer",
+            image_size=64,
+            patch_size=8,
+            num_layers=L,
+            num_heads=H,
+            hidden_dim=D,
+            mlp_dim=4 * D,
+        ),
+        {},
+    ),
+    "tv SwinTransformer": (
+        "torchvision",
+        pictures(
+            "torchvision",
+            "SwinTransformer",
+            patch_size=[4, 4],
+            embed_dim=32,
+            depths=[2, 2],
+            num_heads=[2, 4],
+            window_size=[4, 4],
+        ),
+        {},
+    ),
+    **{
+        f"timm {kind}": ("timm", pictures("timm", kind), {})
+        for kind in (
+            "resnet10t mobilenetv3_small_050 convnextv2_atto efficientnet_lite0 ghostnet_050 lcnet_035 "
+            "tinynet_e edgenext_xx_small mobilevit_xxs poolformer_s12"
+        ).split()
+    },
+    "timm vit_tiny": ("timm", pictures("timm", "vit_tiny_patch16_224", img_size=64, depth=2), {}),
+    "timm xcit_nano": ("timm", pictures("timm", "xcit_nano_12_p16_224", img_size=64), {}),
     "nn.Transformer": ("plain torch", plain(Translator), {}),
     "nn.LSTM": ("plain torch", plain(partial(Recurrent, nn.LSTM)), dict(clip=True)),
     "nn.GRU": ("plain torch", plain(partial(Recurrent, nn.GRU)), {}),
@@ -457,13 +598,33 @@ CASES = {
 SAMPLE = ("nn.Transformer", "MLP-Mixer", "midpoint rule", "perceptron")  # these need torch alone
 
 
+class EvenRouter(TorchFunctionMode):
+    "The judge's router sends each expert the same share of the tokens, as the dry run assumes"
+
+    def __init__(self):
+        super().__init__()
+        self.spread = {}
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if func in (torch.topk, torch.Tensor.topk):
+            n, k = out.indices.flatten(0, -2).shape
+            key = n, k, args[0].shape[-1]
+            if key not in self.spread:
+                self.spread[key] = spread_tokens(*key)
+            out.indices.data.copy_(self.spread[key].view(out.indices.shape))
+        return out
+
+
 def make_step(name, device):
     "A model, the tensors beside its own that are there before the first step, and its training step"
     _, build, options = CASES[name]
     torch.manual_seed(0)
     with torch.device(device):
         model, batch = build()
-    model.to(device).train()  # some make weights on the CPU, whatever the device
+    if any(t.device.type != device for t in [*model.parameters(), *model.buffers()]):
+        model.to(device)  # some make weights on the CPU, whatever the device
+    model.train()
     if options.get("checkpointing"):
         model.gradient_checkpointing_enable()
     if trained := options.get("trained"):
@@ -472,9 +633,15 @@ def make_step(name, device):
     weights = [p for p in model.parameters() if p.requires_grad]
     optimizer = options.get("optimizer", optim.AdamW)(weights, lr=1e-3)
 
+    even = options.get("even") and device == "cpu"
+    router = EvenRouter() if even else contextlib.nullcontext()
+    if even:  # a first pass, so that the judge doesn't see how the even choice is made
+        with torch.no_grad(), router:
+            model(**batch)
+
     def step():
         optimizer.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16, enabled=options.get("bf16", False)):
+        with torch.autocast("cpu", torch.bfloat16, enabled=options.get("bf16", False)), router:
             out = model(**batch)
             loss = out if isinstance(out, torch.Tensor) else out.loss
             del out
@@ -510,11 +677,12 @@ def aligned(predicted, recorded):
 
 
 def predict(name):
-    "The dry run's events (from the first step on) and peak"
+    "The dry run's events (from the first step on), its peak, and what it says of itself"
     model, there, step = make_step(name, "meta")
     trace = dry_run(step, model, there, target="cpu")
     made = [(1 if e >= 0 else -1, max(e, ~e), trace.allocation_at(k)) for k, e in enumerate(trace.events)]
-    return number_storages((s, i, a.nbytes) for s, i, a in made if a.phase != "build"), trace.peak
+    events = number_storages((s, i, a.nbytes) for s, i, a in made if a.phase != "build")
+    return events, trace.peak, trace.warnings()
 
 
 def record(name):
@@ -533,7 +701,9 @@ def compare(name):
     row.update(events=len(truth), peak=peak)
     began = time.perf_counter()
     try:
-        events, row["predicted_peak"] = predict(name)
+        events, row["predicted_peak"], said = predict(name)
+        if said:
+            row["warnings"] = said
     except UserError as e:
         return dict(row, refused=str(e))
     share = aligned(events, truth)
@@ -552,11 +722,17 @@ def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     a = p.parse_args()
+    # Before transformers, which would look for torchvision itself.
+    found = {name: import_pictures(name) for name in ("torchvision", "timm")}
+    for name, module in found.items():
+        if module is None:
+            print(f"{name} isn't installed (or torchvision isn't): its models are left out")
     transformers = require("transformers", "build models that others wrote")
     result = dict(
         hardware=hardware(),
         torch=torch.__version__,
         transformers=transformers.__version__,
+        **{name: module.__version__ for name, module in found.items() if module is not None},
         commit=commit(),
         date=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
     )
@@ -564,7 +740,7 @@ def main():
     result["rows"] = json.loads(path.read_text())["rows"] if path.exists() else []
     done = {row["case"] for row in result["rows"]}
     for name in a.cases:
-        if name in done:
+        if name in done or found.get(CASES[name][0], True) is None:
             continue
         try:
             row = compare(name)

@@ -12,11 +12,13 @@ from unittest import mock
 import numpy as np
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from ..annotate import DECLARED_TEMPORARIES, declare_temporaries
 from ..core import UserError
+from .recurrent import recurrent_kernels
 
 # %% ../../nbs/09_emulate.ipynb #9f1fc1c6
 aten = torch.ops.aten
@@ -30,6 +32,18 @@ def _no_kernel(
         f'No attention kernel that sdpa_kernel allows takes heads of {q.shape[-1]} in {q.dtype} here: '
         'allow SDPBackend.MATH, or another one.'
     )
+
+
+class _MathAttention:
+    "Attention of plain operators; it adds the mask in place, but not under a dispatch mode"
+    running = False
+
+    @classmethod
+    def attend(cls, q, k, v, mask, dropout_p, is_causal, scale, gqa):
+        before, cls.running = cls.running, True
+        math = aten._scaled_dot_product_attention_math
+        try: return math(q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=gqa)[0]
+        finally: cls.running = before
 
 
 def _sdpa_cpu(
@@ -54,7 +68,7 @@ def _sdpa_cpu(
         attend = aten._scaled_dot_product_flash_attention_for_cpu
         return attend(q, k, v, dropout_p, is_causal, attn_mask=mask, scale=scale)[0]
     if not torch.backends.cuda.math_sdp_enabled(): raise UserError(_no_kernel(q))
-    return aten._scaled_dot_product_attention_math(q, k, v, mask, dropout_p, is_causal, scale=scale)[0]
+    return _MathAttention.attend(q, k, v, mask, dropout_p, is_causal, scale, gqa)
 
 # %% ../../nbs/09_emulate.ipynb #9ff6c5cc
 def _sdpa_cuda(
@@ -77,7 +91,7 @@ def _sdpa_cuda(
         return attend(q, k, v, dropout_p, is_causal, False, scale=scale or P**-0.5)[0][..., :P]
     if not (allowed.mem_efficient_sdp_enabled() and q.dtype != torch.float64):
         if not allowed.math_sdp_enabled(): raise UserError(_no_kernel(q))
-        return aten._scaled_dot_product_attention_math(q, k, v, mask, dropout_p, is_causal, scale=scale)[0]
+        return _MathAttention.attend(q, k, v, mask, dropout_p, is_causal, scale, False)
     if mask is not None: mask = mask.expand(*q.shape[:3], k.shape[2])
     attend = aten._scaled_dot_product_efficient_attention
     return attend(q, k, v, mask, torch.is_grad_enabled(), dropout_p, is_causal, scale=scale)[0]
@@ -99,7 +113,26 @@ def _emulate_sdpa(
     return sdpa
 
 
+
 # %% ../../nbs/09_emulate.ipynb #f408966b
+def _emulate_grouped_mm(a, b, offs=None, bias=None, out_dtype=None):
+    "`aten::_grouped_mm` of meta tensors in any dtype; rows are padded to 16 bytes"
+    groups = [] if a.ndim == b.ndim == 3 else [offs.numel()]
+    if a.ndim == 3: groups = [a.shape[0]] if b.ndim == 3 else []
+    elif b.ndim == 3: groups = []
+    dtype = out_dtype or a.dtype
+    rows, cols = a.shape[-2], b.shape[-1]
+    padded = -(-cols*dtype.itemsize//16)*16//dtype.itemsize
+    stride = [rows*padded]*len(groups) + [padded, 1]
+    return torch.empty_strided([*groups, rows, cols], stride, dtype=dtype, device='meta')
+
+
+def _emulate_one_hot(x, num_classes=-1):
+    "`aten::one_hot` of meta tensors, by a scatter as on a device"
+    if num_classes == -1: return aten.one_hot.default.decompose(x, num_classes)
+    return torch.zeros(*x.shape, num_classes, dtype=x.dtype, device=x.device).scatter_(-1, x.unsqueeze(-1), 1)
+
+
 def _emulate_linear(input, weight, bias=None):
     "`aten::linear` of meta tensors, with the bias added in place where a device would"
     if bias is None or input.ndim < 3 or input.is_contiguous():
@@ -107,11 +140,13 @@ def _emulate_linear(input, weight, bias=None):
     return torch.matmul(input, weight.t()).add_(bias)
 
 
+
 # %% ../../nbs/09_emulate.ipynb #3c10cd5e
 def _emulate_dropout(input, p, train):
     "`aten::dropout` of meta tensors as a GPU makes it"
     if train and 0 < p < 1: return aten.native_dropout(input, p, True)[0]
     return aten.dropout.default.decompose(input, p, train)
+
 
 
 # %% ../../nbs/09_emulate.ipynb #ab0807a4
@@ -185,7 +220,6 @@ AUTOCAST_FP32_OUTPUT = dict(
     cpu=[], cuda='softmax.int log_softmax.int sum sum.dim_IntList prod prod.dim_int cumsum cumprod'.split()
 )
 
-
 # %% ../../nbs/09_emulate.ipynb #ffb55c7d
 def _autocast_argument(
     x,                 # an argument of a function that autocast knows
@@ -240,6 +274,7 @@ def _fp32_output_kernel(
     return run
 
 
+
 # %% ../../nbs/09_emulate.ipynb #dd1e3e49
 def _emulate_autocast_init(
     real, # `torch.autocast.__init__`
@@ -255,19 +290,30 @@ def _operator_kernels(
     target:str, # 'cpu' or 'cuda'
 )->dict: # operator's name: what stands for it on meta tensors
     "Operators that choose their kernel by device"
-    kernels = {'scaled_dot_product_attention': _emulate_sdpa(target), 'linear': _emulate_linear}
+    kernels = {
+        'scaled_dot_product_attention': _emulate_sdpa(target),
+        'linear': _emulate_linear,
+        'one_hot': _emulate_one_hot,
+    }
     if target == 'cuda': kernels['dropout'] = _emulate_dropout
-    return kernels
+    return kernels | recurrent_kernels(target)
 
 
 def _operator_stand_ins(
     target:str, # 'cpu' or 'cuda'
 )->list: # of (owner, name, function of the real one that gives its stand-in)
     "What is looked up by name whenever it is needed"
-    return [
+    found = [
         (sys.modules['elleci.core'], 'META_DEVICE_TYPE', lambda real: target),
         (torch, 'native_dropout', functools.partial(_emulate_native_dropout, target=target)),
     ]
+    # The generator's state, which activation checkpoints keep, is made out of the dispatcher's sight.
+    if target == 'cpu':
+        found.append((torch, 'get_rng_state', lambda real: lambda: real().clone()))
+        kind = torch.utils.checkpoint.DefaultDeviceType.get_device_type
+        found.append((torch.utils.checkpoint, '_infer_device_type', lambda real: lambda *args: kind()))
+    return found
+
 
 
 # %% ../../nbs/09_emulate.ipynb #2c66512b
@@ -307,6 +353,7 @@ def _autocast_stand_ins(
     ]
 
 
+
 # %% ../../nbs/09_emulate.ipynb #4634d3eb
 def _optimizer_stand_ins(
     target:str, # 'cpu' or 'cuda'
@@ -344,6 +391,7 @@ def _registered(
     finally: library._destroy()
 
 
+
 # %% ../../nbs/09_emulate.ipynb #b7d20c41
 @contextlib.contextmanager
 def _autocast_for_meta():
@@ -367,13 +415,49 @@ class _CudaIsMeta(TorchFunctionMode):
     "What is asked for on a CUDA device is made on meta, and what is moved there stays where it is"
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if func is Tensor.cuda: return args[0]
+        if func is Tensor.pin_memory: return args[0]
+        if func is Tensor.cuda: return args[0] if args[0].is_meta else args[0].to('meta')
+        if kwargs.get('pin_memory'): kwargs = kwargs | dict(pin_memory=False)
         if _names_cuda(kwargs.get('device')): kwargs = kwargs | dict(device='meta')
         if func is Tensor.to: args = [torch.device('meta') if _names_cuda(a) else a for a in args]
         return func(*args, **kwargs)
 
 
+
 # %% ../../nbs/09_emulate.ipynb #a91c03d5
+# What a step may ask of `torch.cuda` itself, and what it's told where there may be no GPU.
+_CUDA_ANSWERS = dict(
+    empty_cache=None, synchronize=None, reset_peak_memory_stats=None, ipc_collect=None, set_device=None,
+    memory_allocated=0, max_memory_allocated=0, memory_reserved=0, max_memory_reserved=0, current_device=0,
+)
+
+
+class _OneStream:
+    "A stream or an event of a rehearsal, which has one stream and no clock"
+    def __init__(self, *args, **kwargs): self.cuda_stream = 0
+
+    def _nothing(self, *args, **kwargs): return None
+
+    wait_stream = wait_event = record_event = synchronize = record = wait = _nothing
+
+    def query(self): return True
+
+    def elapsed_time(self, other): return 0.
+
+
+def _cuda_stand_ins()->list: # of (owner, name, function of the real one that gives its stand-in)
+    "Calls of `torch.cuda` that a step can make without a GPU; `GradScaler` takes the GPU for granted"
+    def answering(answer): return lambda real: lambda *args, **kwargs: answer
+    scaler = 'amp_definitely_not_available'
+    found = [(torch.cuda, name, answering(answer)) for name, answer in _CUDA_ANSWERS.items()]
+    found += [(torch.cuda, name, lambda real: _OneStream) for name in ('Stream', 'Event')]
+    found += [(torch.cuda, name, lambda real: _OneStream) for name in ('current_stream', 'default_stream')]
+    found.append((torch.cuda, 'stream', lambda real: contextlib.nullcontext))
+    found.append((Tensor, 'record_stream', answering(None)))
+    found += [(torch.cuda.nvtx, name, answering(0)) for name in ('range_push', 'range_pop', 'mark')]
+    return [*found, (torch.cuda.amp.common, scaler, answering(False))]
+
+
 @contextlib.contextmanager
 def emulate(
     target:str, # 'cpu' or 'cuda'
@@ -382,16 +466,19 @@ def emulate(
     if target not in ('cpu', 'cuda'): raise UserError(f"target is {target!r}: give 'cpu' or 'cuda'.")
     cache = {}
     stand_ins = [*_operator_stand_ins(target), *_autocast_stand_ins(cache), *_optimizer_stand_ins(target)]
+    if target == 'cuda': stand_ins += _cuda_stand_ins()
     with contextlib.ExitStack() as stack:
         for owner, name, stand_in in stand_ins:
             # What is there now may be a stand-in already, of an `emulate` around this one.
             replacement = stand_in(getattr(owner, name))
             stack.enter_context(mock.patch.object(owner, name, replacement))
         stack.enter_context(_registered(_operator_kernels(target), 'AutogradMeta'))
+        stack.enter_context(_registered({'_grouped_mm': _emulate_grouped_mm}, 'Meta'))
         stack.enter_context(_registered(_autocast_kernels(target, cache), 'AutocastCPU'))
         stack.enter_context(_autocast_for_meta())
         if target == 'cuda': stack.enter_context(_CudaIsMeta())
         yield
+
 
 
 # %% ../../nbs/09_emulate.ipynb #7485612a
@@ -454,6 +541,7 @@ def _layer_norm_backward_cpu(g, x, shape, mean, rstd, weight, bias, wanted, **kw
 def _safe_softmax_cpu(x, dim, dtype=None):
     "Which scores are masked, and which rows have nothing but masked ones"
     return [], [x.numel(), x.numel()//x.shape[dim]]
+
 
 
 # %% ../../nbs/09_emulate.ipynb #8495ebff
@@ -568,5 +656,6 @@ def writes_in_place(
     frame,       # of the `__torch_dispatch__` that was called for it
 )->bool:
     "Whether the machine would write the result into the first argument; under a dispatch mode it is new"
-    if func is aten.add.Tensor: return _is_sole_owner(args, kwargs) and _called_by_autograd(frame)
+    if func is aten.add.Tensor:
+        return _MathAttention.running or _is_sole_owner(args, kwargs) and _called_by_autograd(frame)
     return func in SCATTERS and args[0].is_meta and _called_by_autograd(frame)

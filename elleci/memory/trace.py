@@ -20,6 +20,10 @@ from ..annotate import CATEGORIES, DECLARED_TEMPORARIES, Listener, listening
 from ..core import UserError, fmt_bytes
 from ..summary import Summary, byte_rows, shown_as_summary
 from .ledger import COLOURS
+from elleci.memory.known import (
+    CHOICES, COUNTING, FACTORIES, KnownValues, counted_output, follow, load_of, masks_counted,
+)
+from .library import ask_library, asked_operators, asks_library, convolution_allowance
 from .emulate import SCATTERS, emulate, find_temporaries, sole_owner_counts, writes_in_place
 
 # %% ../../nbs/11_trace.ipynb #fdb2b1a6
@@ -198,6 +202,7 @@ class _AllocationLog:
         self.events = []        # i where allocations[i] is made, ~i where it is freed
         self.live = {}          # storage key: (number of its allocation, weak reference)
         self.last_optimizer_layer = ''
+        self.on_free = lambda key: None     # called with the storage key of what is freed
 
     def index_of(self, t):
         "The number of the allocation in which `t` lies; None where it is not recorded"
@@ -213,7 +218,9 @@ class _AllocationLog:
         "From now on, that `t`'s storage is freed is the end of allocation `i`"
         storage = t.untyped_storage()
         key = storage._cdata
-        def freed(_): self.record_free(self.live.pop(key)[0])
+        def freed(_):
+            self.on_free(key)
+            self.record_free(self.live.pop(key)[0])
         self.live[key] = i, weakref.ref(storage, freed)
 
     def add_preexisting(self, t, layer, category):
@@ -359,6 +366,10 @@ def _output_factory(
 # %% ../../nbs/11_trace.ipynb #c4880bb1
 aten = torch.ops.aten
 NONFINITE_TESTS = {aten.isnan.default, aten.isinf.default}
+INDEXING = {
+    aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default,
+}
+CONVOLUTIONS = {aten.convolution.default, aten.convolution_backward.default}
 FLAG_REDUCTIONS = {aten.any.default, aten.any.dim, aten.logical_or.default, aten.bitwise_or.Tensor}
 
 
@@ -371,11 +382,23 @@ class _OperatorInfo:
         self.func = func
         self.name = str(func)
         self.is_view = func.is_view
-        watched = {aten._local_scalar_dense.default, aten.add.Tensor}
-        watched |= SCATTERS | NONFINITE_TESTS | FLAG_REDUCTIONS
+        watched = {aten._local_scalar_dense.default, aten._to_copy.default, aten.add.Tensor}
+        watched |= SCATTERS | NONFINITE_TESTS | FLAG_REDUCTIONS | COUNTING | INDEXING | CONVOLUTIONS
+        if target == 'cpu': watched |= asked_operators()
         casts = target == 'cpu' and torch.Tag.pointwise in func.tags
         # Whether more has to be done than to write down its outputs.
         self.special = func in watched or (target, func) in DECLARED_TEMPORARIES or casts
+        self.gives_values = func in FACTORIES or func in CHOICES
+        # Which arguments it writes into.
+        write = [a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments]
+        self.written = [k for k, writes in enumerate(write) if writes]
+        self.written_names = [func._schema.arguments[k].name for k in self.written]
+
+    def written_tensors(self, args, kwargs):
+        "The tensors that it writes into"
+        given = [args[k] for k in self.written if k < len(args)]
+        given += [kwargs[name] for name in self.written_names if name in kwargs]
+        return _tensors(given)
 
 # %% ../../nbs/11_trace.ipynb #5b1f9c2e
 class Question(NamedTuple):
@@ -445,6 +468,56 @@ class Questions:
 
 
 # %% ../../nbs/11_trace.ipynb #21fc5f34
+# What the CPU's library was asked once; grows with the shapes that were met
+WORKS = {}
+
+
+class Notes:
+    "What a rehearsal can't know and says of itself"
+    def __init__(self,
+        target:str, # 'cpu' or 'cuda'
+    ):
+        self.target = target
+        self.lines = []         # of convolutions whose own memory isn't counted
+        self.most = 0           # bytes, of one of them
+        self.compiled = []      # lines that call something compiled
+
+    def convolution(self, line, nbytes):
+        "A convolution at `line` may take up to about `nbytes` beside its tensors"
+        if line not in self.lines: self.lines.append(line)
+        self.most = max(self.most, nbytes)
+
+    def watch_compiled(self, real):
+        "What stands for dynamo's choice of what to do with a compiled function: run it as it is"
+        def choose(callback):
+            if not callable(callback): return real(callback)
+            line = _line_now()
+            if line not in self.compiled: self.compiled.append(line)
+        return choose
+
+    def sentences(self, model, known):
+        "All of them"
+        said = 'runs something compiled: it is rehearsed as if it were not.'
+        found = [f'{line} {said}' for line in self.compiled]
+        if self.lines:
+            said = 'cuDNN chooses a workspace for each convolution, which is not counted'
+            if self.target == 'cpu': said = 'what a convolution takes beside its tensors was too large to try'
+            more = fmt_bytes(self.most)
+            found.append(f'{self.lines[0]}: {said}: the peak may be up to about {more} higher.')
+        recurrent = [n or '(model)' for n, m in model.named_modules() if isinstance(m, nn.RNNBase)]
+        if recurrent and self.target == 'cuda':
+            found.append(f'{recurrent[0]}: what cuDNN keeps for backward is an estimate.')
+        if known.used:
+            share = 'each of them got the same share'
+            if known.load != 1: share = f'the fullest of them got {known.load:g} even shares'
+            for line, experts in known.choices.items():
+                found.append(f'{line} picks among {experts}: counted as if {share} of the rows.')
+        return found
+
+
+def _line_now(): return user_line(sys._getframe())
+
+
 class Recorder(TorchDispatchMode):
     "Writes down the storages that are made and freed by operators on meta tensors; used by `dry_run`"
     @classmethod
@@ -458,6 +531,7 @@ class Recorder(TorchDispatchMode):
         inputs:list,     # tensors
         on_host=(),      # tensors that lie in host memory from the start
         max_questions:int=1000, # that one line may ask about values, in all steps together
+        load:float=1.,   # tokens of the fullest expert of a mixture, in even shares
     ):
         super().__init__()
         sole_owner_counts()     # found out while autograd can still be watched
@@ -468,6 +542,9 @@ class Recorder(TorchDispatchMode):
         self.gradients = set()       # numbers of allocations
         self.nonfinite_flags = set() # numbers of allocations that hold an alarm
         self.questions = Questions(max_questions)
+        self.known = KnownValues(load)
+        self.log.on_free = self.known.forget
+        self.notes = Notes(target)
         for name, p in (*model.named_parameters(), *model.named_buffers()):
             self.log.add_preexisting(p, name.rpartition('.')[0], 'weights')
         for t in inputs: self.log.add_preexisting(t, '', 'inputs')
@@ -476,9 +553,15 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         op = self.operators.get(id(func))
         if op is None: op = self.operators[id(func)] = _OperatorInfo(func, self.target)
+        kwargs = kwargs or {}
         self._record_preexisting(args)
-        if op.special: return self._run_special(op, args, kwargs or {}, sys._getframe())
-        return self._run(op, args, kwargs or {})
+        # A frame that holds itself in a variable would be a cycle, and all it holds would live on.
+        if op.special: out = self._run_special(op, args, kwargs, sys._getframe())
+        else: out = self._run(op, args, kwargs)
+        if (op.gives_values or self.known.storages) and not op.is_view:
+            written = op.written_tensors(args, kwargs)
+            follow(self.known, func, args, kwargs, out, written, _line_now)
+        return out
 
     def _record_preexisting(self, args):
         "A tensor never seen was there before: an average of the weights, the state of an optimizer"
@@ -494,7 +577,17 @@ class Recorder(TorchDispatchMode):
         if func is aten._local_scalar_dense.default and args[0].is_meta:
             # Whether something overflowed we do know: it didn't.
             if self.log.index_of(args[0]) in self.nonfinite_flags: return False
-            return self.questions.answer(args[0], frame)
+            value = self.known.answer(args[0])
+            return self.questions.answer(args[0], frame) if value is None else value
+        if func is aten._to_copy.default and args[0].is_meta and str(kwargs.get('device')) == 'cpu':
+            value = self.known.copied(args[0])
+            if value is not None: return value
+        counted = self._run_counted(op, args, kwargs) if func in COUNTING else None
+        if counted is not None: return counted
+        # A mask as an index is two operators on a device; `places` live as long as this one.
+        args, places = self._without_masks(op, args) if func in INDEXING else (args, None)
+        work = self._ask(op, args, kwargs) if self.target == 'cpu' and asks_library(func, args) else None
+        if work is not None: return self._play(op, work, args)
         if writes_in_place(func, args, kwargs, frame): return args[0]
         temporaries = find_temporaries(self.target, func, args, kwargs)
         upcast = [self.log.record_alloc(n, op.name) for n in temporaries.upcast]
@@ -504,7 +597,45 @@ class Recorder(TorchDispatchMode):
         if func in NONFINITE_TESTS or func in FLAG_REDUCTIONS and self._is_nonfinite_flag(args[0]):
             self.nonfinite_flags |= {self.log.index_of(t) for t in _tensors(out)} - {None}
         for i in upcast + working[::-1]: self.log.record_free(i)
+        if func in CONVOLUTIONS:
+            self.notes.convolution(user_line(frame), convolution_allowance(func, args, out))
         return out
+
+    def _run_counted(self, op, args, kwargs):
+        "The output of an operator whose size depends on values that are known; None where they aren't"
+        out = counted_output(self.known, op.func, args, kwargs)
+        if out is None: return None
+        for k, t in enumerate(_tensors(out)):
+            self._record_output(t, op.name, args, None if isinstance(out, Tensor) else k)
+        return out
+
+    def _without_masks(self, op, args):
+        "The arguments with masks replaced by the places where they're true, and what holds those places"
+        if not any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1]): return args, None
+        found = masks_counted(self.known, args[1])
+        if found is None: return args, None
+        for t in found[1]: self._record_output(t, 'aten.nonzero.default', args)
+        return (args[0], found[0], *args[2:]), found[1]
+
+    def _ask(self, op, args, kwargs):
+        "What the CPU's library does with memory for this call; None where it can't be asked"
+        key = (id(op.func), _describe(args), _describe(kwargs.values()),
+               torch.get_num_threads(), torch.is_grad_enabled())
+        if key not in WORKS: WORKS[key] = ask_library(op.func, args, kwargs)
+        return WORKS[key]
+
+    def _play(self, op, work, args):
+        "An operator's outputs and its own memory, in the order in which the library makes them"
+        outs = [torch.empty_strided(s, step, dtype=d, device='meta') for s, step, d in work.layouts]
+        one = work.kind is Tensor
+        own = {}
+        for what, k, *nbytes in work.events:
+            if what == 'a': own[k] = self.log.record_alloc(nbytes[0], op.name)
+            elif what == 'f': self.log.record_free(own.pop(k))
+            else: self._record_output(outs[k], op.name, args, None if one else k)
+        if one: return outs[0]
+        left = iter(outs)
+        return work.kind([next(left) if there else None for there in work.holes])
 
     def _is_nonfinite_flag(self, t): return self.log.index_of(t) in self.nonfinite_flags
 
@@ -565,6 +696,7 @@ class Trace:
     events:list      # of int: i where allocations[i] is made, ~i where it is freed
     target:str       # 'cpu' or 'cuda'
     questions:list = field(default_factory=list) # of `Question`: what the steps asked about values
+    notes:list = field(default_factory=list) # of str: what else is assumed or not counted
 
     def __post_init__(self):
         events = np.array(self.events)
@@ -611,7 +743,7 @@ class Trace:
 
     def warnings(self):
         "Sentences that must go with every figure of this trace"
-        return [str(question) for question in self.questions]
+        return [str(question) for question in self.questions] + self.notes
 
     def peak_operator(self):
         "The allocation that made the peak"
@@ -696,8 +828,12 @@ def _preexisting_first(
 # %% ../../nbs/11_trace.ipynb #90f4889e
 # what an error of meta tensors says: what we say of it, after the line where it happened
 _META_ERRORS = {
-    r'Cannot copy out of meta tensor|cannot be called on meta|on meta tensors|nonzero|masked_select|unique'
-    r'|data-dependent|repeat_interleave': (
+    r'Cannot copy out of meta tensor': (
+        'values are taken out of a tensor, as .tolist(), .numpy() and .cpu() do, and a rehearsal has none: '
+        'leave that out of the step'
+    ),
+    r'cannot be called on meta|on meta tensors|nonzero|masked_select|unique|data-dependent'
+    r'|repeat_interleave': (
         'a shape or a branch depends on the values of a tensor, and a rehearsal has none: '
         'give the step sizes that are known beforehand'
     ),
@@ -749,13 +885,19 @@ def _meta_errors_explained():
         raise
 
 
-def _check_not_compiled(model:nn.Module):
-    "Raise `UserError` for the first part of the model that `torch.compile` has wrapped"
+def _check_kinds(model:nn.Module):
+    "Raise `UserError` for the first part of the model that is compiled, or quantised by hidden kernels"
     for name, module in model.named_modules():
         if isinstance(module, torch._dynamo.OptimizedModule) or module._compiled_call_impl is not None:
             raise UserError(
                 f'{name or "The model"} is compiled, and a compiler decides on the device what it keeps: '
                 'rehearse the model without torch.compile.'
+            )
+        kind = type(module)
+        if kind.__module__.startswith(('bitsandbytes.', 'torch.ao.nn.quantized')):
+            raise UserError(
+                f'{name or "The model"} is {kind.__name__} of {kind.__module__.split(".")[0]}, whose kernels '
+                'have no rule for shapes alone: rehearse the model without its quantised layers.'
             )
 
 
@@ -789,6 +931,7 @@ def _optimizer_states(
 def _as_trace(
     recorder:Recorder, # after the steps
     loss_layers:tuple, # modules whose tensors count as 'logits and loss'
+    model:nn.Module,
 )->Trace:
     "What was recorded, each allocation with its category; nothing is recorded any more"
     log = recorder.log
@@ -798,7 +941,7 @@ def _as_trace(
     for i, a in enumerate(log.allocations):
         a.category = _category(i, a, recorder.gradients, optimizer_states, loss_layers, backward_events)
     return Trace(log.allocations, _preexisting_first(log.allocations, log.events), recorder.target,
-                 recorder.questions.asked())
+                 recorder.questions.asked(), recorder.notes.sentences(model, recorder.known))
 
 # %% ../../nbs/11_trace.ipynb #6c36a7d1
 def dry_run(
@@ -810,6 +953,7 @@ def dry_run(
     loss_layers=('head', 'lm_head'), # modules whose tensors count as 'logits and loss'
     on_host=(),      # tensors on meta that lie in host memory from the start: weights, states, buffers
     max_questions:int=1000, # that one line of the step may ask about values, in all steps together
+    experts='balanced', # how a mixture's tokens spread; 1.25: the fullest expert has 1.25 even shares
 )->Trace:
     "Run real training steps on meta tensors and write down their memory; `UserError` where that cannot be"
     if steps < 1:
@@ -817,13 +961,16 @@ def dry_run(
     if isinstance(inputs, Tensor): inputs = [inputs]
     inputs = list(inputs.values() if isinstance(inputs, dict) else inputs)
     _check_on_meta(model, inputs, on_host)
-    _check_not_compiled(model)
-    recorder = Recorder(target, model, inputs, on_host, max_questions)
+    _check_kinds(model)
+    recorder = Recorder(target, model, inputs, on_host, max_questions, load_of(experts))
     # The step may drop tensors that lie on the host, so we must not hold them.
     host_tensors = [weakref.ref(t) for t in on_host]
     del on_host
+    frames = torch._dynamo.eval_frame
+    compiled = recorder.notes.watch_compiled(frames._callback_from_stance)
     with (
         gc_disabled(),
+        mock.patch.object(frames, '_callback_from_stance', compiled),
         _step_hooks(recorder.position),
         emulate(target),
         _meta_errors_explained(),
@@ -836,15 +983,18 @@ def dry_run(
     # What no operator has touched is in host memory all the same.
     for ref in host_tensors:
         if ref() is not None: recorder.log.add_preexisting(ref(), '', '')
-    return _as_trace(recorder, loss_layers)
+    return _as_trace(recorder, loss_layers, model)
 
 # %% ../../nbs/11_trace_values.ipynb #8f31eac4
 NOT_MODELLED = {
     'values': 'Branches and loops that depend on values are guessed: the report names the line.',
-    'torch.compile': 'Compiled modules are refused; compiled functions are rehearsed as if they were not.',
+    'torch.compile': 'Compiled modules are refused; compiled functions run as they are, which is said.',
     'FlexAttention': 'It and other operators that take functions are refused.',
-    'mixture of experts': 'Routing that picks rows by value is refused: shapes depend on it.',
+    'mixture of experts': 'Tokens are assumed to spread evenly, or as experts= tells: the line is named.',
+    'shapes from values': 'Selections by values that follow from neither sizes nor a router are refused.',
+    'quantised layers': "Those of bitsandbytes and torch.ao are refused; torchao's run operator by operator.",
     'kernels without a rule': 'Custom operators need torch.library.register_fake; some have none.',
-    'temporaries': "What a kernel allocates for itself is counted only where we have read the kernel.",
+    'temporaries': "What a kernel takes for itself is counted where we've read it, or (CPU) asked it once.",
+    'cuDNN': 'Workspaces of convolutions are not counted, what an LSTM keeps is an estimate: both are said.',
     'streams': 'One stream: what another stream holds back longer is not seen.',
 }
