@@ -115,6 +115,7 @@ def main():
     p.add_argument('--rounds', type=int, default=5)
     a = p.parse_args()
     from playwright.sync_api import sync_playwright
+    measured = commit()
     executable = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
     options = ['--no-sandbox', '--disable-gpu', '--disable-background-networking']
     found = {}
@@ -126,7 +127,7 @@ def main():
         version = browser.version
         browser.close()
     now = datetime.datetime.now(datetime.timezone.utc).strftime('%Y-%m-%d %H:%M UTC')
-    result = dict(hardware=hardware(), commit=commit(), date=now, chromium=version, points=N, candidates=found)
+    result = dict(hardware=hardware(), commit=measured, date=now, chromium=version, points=N, candidates=found)
     path = ROOT/'data'/'results'/f"charts-{result['commit']}.json"
     atomic_write(path, json.dumps(result, indent=1, ensure_ascii=False) + '\n')
     print(f'written to {path.relative_to(ROOT)}')

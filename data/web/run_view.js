@@ -83,7 +83,7 @@ function placeOf(run, event, by) {
   return places(run, 'steps', by)[clamp(lowerBound(steps, event.step), 0, steps.length - 1)];
 }
 
-function newRun() { return { steps: new Columns(), validations: new Columns(), events: [], samples: [], eventsEpoch: -1, fixed: null }; }
+function newRun() { return { steps: new Columns(), validations: new Columns(), card: new Columns(), events: [], samples: [], eventsEpoch: -1, fixed: null }; }
 
 // ---------------------------------------------------------------- what is drawn of it
 
@@ -95,6 +95,11 @@ function stepCurves(shown, name, { label, colour, scale = 1, by, smoothing }) {
     const mean = smoothing ? run.steps.remember(`${name}*${scale} ${smoothing}`, () => smoothed(y, smoothing)) : y;
     return [{ label: alone ? label : runName, colour: alone ? colour : runColour, x: places(run, 'steps', by), y, mean, n: run.steps.n }];
   });
+}
+
+// What was read of the card while the view looked.
+function cardCurves(shown, name, { label, colour, by }) {
+  return shown.flatMap(({ run }) => run.card.has(name) ? [{ label, colour, x: places(run, 'card', by), y: run.card.get(name), n: run.card.n }] : []);
 }
 
 function validationCurves(shown, name, { label, colour, scale = 1, by }) {
@@ -161,11 +166,11 @@ function chartsOf(shown, { by, smoothing }) {
         ...(alone ? stepCurves(shown, 'peak_bytes', { label: 'tensors, highest so far', colour: '#ee6677', by }) : [])] },
     { id: 'busy', title: 'Utilisation', unit: '%', fromZero: true, curves: [
       ...stepCurves(shown, 'mfu', { label: 'model FLOP utilisation', colour: '#4477aa', scale: 100, ...how }),
-      ...stepCurves(shown, 'gpu_busy', { label: 'GPU busy', colour: '#ee7733', ...how })] },
+      ...cardCurves(shown, 'gpu_busy', { label: 'GPU busy', colour: '#ee7733', by })] },
     { id: 'power', title: 'Power', unit: 'watts, the whole card', fromZero: true, curves: stepCurves(shown, 'power', { label: '', colour: '#ee7733', ...how }) },
-    { id: 'heat', title: 'Temperature', unit: '°C, seen by this view', curves: stepCurves(shown, 'gpu_celsius', { label: '', colour: '#ee6677', by }) },
+    { id: 'heat', title: 'Temperature', unit: '°C, seen by this view', curves: cardCurves(shown, 'gpu_celsius', { label: '', colour: '#ee6677', by }) },
     { id: 'shared', title: 'Shared memory', unit: 'RAM that the driver gave the card', fromZero: true, yText: bytesText, yTicks: bytesTicks, ySteps: bytesSteps,
-      curves: stepCurves(shown, 'shared_bytes', { label: '', colour: '#aa3377', by }) },
+      curves: cardCurves(shown, 'shared_bytes', { label: '', colour: '#aa3377', by }) },
     { id: 'ternary', title: 'Ternary weights', unit: '%', fromZero: true, curves: [
       ...validationCurves(shown, 'ternary_zero', { label: 'are zero', colour: '#4477aa', scale: 100, by }),
       ...validationCurves(shown, 'ternary_flipped', { label: 'changed since the validation before', colour: '#aa3377', scale: 100, by })] },
@@ -179,6 +184,7 @@ function chartsOf(shown, { by, smoothing }) {
 
 function drawRunView(root, store, send) {
   const s = { by: 'step', slider: 0, log: false, zoom: null, hidden: new Set(), tab: 'curves', asked: {} };
+  let theme = null, pending = 0, closed = false;
   root.className = 'elleci-view elleci-run';
   root.setAttribute('role', 'region');
   const heading = element('h2'), pill = element('span.ev-pill'), sentence = element('span.ev-sentence'), next = element('code.ev-next');
@@ -212,11 +218,8 @@ function drawRunView(root, store, send) {
   root.replaceChildren(
     element('div.ev-head', {}, heading, pill, sentence), nextRow, gone, near, control, tiles, runTable,
     tabs.bar, ...Object.values(tabs.panels));
-  tabs.show('curves');
-
   const charts = {}, timeline = makeChart({ height: 230 });
   const sync = `elleci-${Math.random().toString(36).slice(2)}`;
-  let theme = null, pending = 0, closed = false;
 
   function zoomTo(range) {
     s.zoom = range;
@@ -421,6 +424,7 @@ function drawRunView(root, store, send) {
   root.runView = { state: s, store, charts, timeline, times: [], painted: 0, draw, contrast, readable, get theme() { return theme; }, zoomTo };
   const endTheme = followTheme(root, colours => { theme = colours; schedule(); });
   store.views.add(schedule);
+  tabs.show('curves');
   schedule();
   return () => {
     closed = true;
