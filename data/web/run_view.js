@@ -108,7 +108,7 @@ function validationCurves(shown, name, { label, colour, scale = 1, by }) {
     const all = run.validations.get(name), x = places(run, 'validations', by);
     const kept = run.validations.remember(`rows ${name}`, () => Array.from(all.keys()).filter(i => Number.isFinite(all[i])));
     return [{
-      label: alone ? label : `${runName}, ${label}`, colour: alone ? colour : runColour, dots: true,
+      label: alone ? label : runName, colour: alone ? colour : runColour, dots: true,
       x: Float64Array.from(kept, i => x[i]), y: Float32Array.from(kept, i => all[i] * scale),
     }];
   });
@@ -130,13 +130,15 @@ function withPower(shown) {
   }
 }
 
+function unitOf(most) { return [[2 ** 60, 'EiB'], [2 ** 50, 'PiB'], [2 ** 40, 'TiB'], [2 ** 30, 'GiB'], [2 ** 20, 'MiB'], [2 ** 10, 'KiB'], [1, 'B']].find(([size]) => most >= size) || [1, 'B']; }
+
 function bytesTicks(ticks) {
-  const most = Math.max(...ticks), unit = most >= 2 ** 30 ? [2 ** 30, 'GiB'] : most >= 2 ** 20 ? [2 ** 20, 'MiB'] : [1024, 'KiB'];
+  const unit = unitOf(Math.max(...ticks));
   return tickTexts(ticks.map(t => t / unit[0])).map(t => t === '0' ? '0' : `${t} ${unit[1]}`);
 }
 
 function bytesSteps(low, high) {
-  const unit = high >= 2 ** 30 ? 2 ** 30 : high >= 2 ** 20 ? 2 ** 20 : 1024;
+  const [unit] = unitOf(high);
   return evenTicks(low / unit, high / unit, 4).map(t => t * unit);
 }
 
@@ -150,8 +152,10 @@ function chartsOf(shown, { by, smoothing }) {
   const list = [
     { id: 'loss', title: 'Loss', unit: 'nats per token', loggable: true, curves: [
       ...stepCurves(shown, 'loss', { label: 'training', colour: COLOUR.training, ...how }),
-      ...validationCurves(shown, 'val_loss', { label: 'validation', colour: COLOUR.validation, by }),
+      ...(alone ? validationCurves(shown, 'val_loss', { label: 'validation', colour: COLOUR.validation, by }) : []),
       ...perSource('val_loss_', 'validation,')] },
+    { id: 'validation', title: 'Validation', unit: 'nats per token, all sources', loggable: true,
+      curves: alone ? [] : validationCurves(shown, 'val_loss', { by }) },
     { id: 'bpb', title: 'Bits per byte', unit: 'of validation text', loggable: true, curves: [
       ...validationCurves(shown, 'val_bpb', { label: 'all sources', colour: COLOUR.validation, by }), ...perSource('val_bpb_', '')] },
     { id: 'lr', title: 'Learning rate', unit: 'of the base group', loggable: true, fromZero: true,
@@ -171,9 +175,11 @@ function chartsOf(shown, { by, smoothing }) {
     { id: 'heat', title: 'Temperature', unit: '°C, seen by this view', curves: cardCurves(shown, 'gpu_celsius', { label: '', colour: '#ee6677', by }) },
     { id: 'shared', title: 'Shared memory', unit: 'RAM that the driver gave the card', fromZero: true, yText: bytesText, yTicks: bytesTicks, ySteps: bytesSteps,
       curves: cardCurves(shown, 'shared_bytes', { label: '', colour: '#aa3377', by }) },
-    { id: 'ternary', title: 'Ternary weights', unit: '%', fromZero: true, curves: [
+    { id: 'ternary', title: 'Ternary weights', unit: alone ? '%' : '% that are zero', fromZero: true, curves: [
       ...validationCurves(shown, 'ternary_zero', { label: 'are zero', colour: '#4477aa', scale: 100, by }),
-      ...validationCurves(shown, 'ternary_flipped', { label: 'changed since the validation before', colour: '#aa3377', scale: 100, by })] },
+      ...(alone ? validationCurves(shown, 'ternary_flipped', { label: 'changed since the validation before', colour: '#aa3377', scale: 100, by }) : [])] },
+    { id: 'flipped', title: 'Ternary weights', unit: '% that changed since the validation before', fromZero: true,
+      curves: alone ? [] : validationCurves(shown, 'ternary_flipped', { scale: 100, by }) },
     { id: 'router', title: 'Router', unit: 'share of the free passes', fromZero: true, curves: validationCurves(shown, 'router_share', { label: '', colour: '#4477aa', by }) },
     { id: 'scale', title: 'Loss scale', unit: 'of fp16', loggable: true, curves: stepCurves(shown, 'loss_scale', { label: '', colour: '#777777', by }) },
   ];

@@ -36,7 +36,7 @@ function bytesText(n) {
 function numberText(v, digits = 4) {
   if (!Number.isFinite(v)) return '–';
   const size = Math.abs(v);
-  if (size && (size < 1e-4 || size >= 1e9)) return v.toExponential(Math.min(digits - 1, 3)).replace('e+', 'e').replace('-', '−');
+  if (size && (size < 1e-3 || size >= 1e9)) return v.toExponential(Math.min(digits - 1, 3)).replace(/\.?0*e\+?/, 'e').replaceAll('-', '−');
   const decimals = size >= 1000 ? 0 : clamp(digits - 1 - Math.floor(Math.log10(size || 1)), 0, 8);
   return v.toLocaleString('en-US', { maximumFractionDigits: decimals, minimumFractionDigits: size && size < 1000 ? Math.min(decimals, 3) : 0 }).replace('-', '−');
 }
@@ -57,9 +57,11 @@ function tickTexts(ticks) {
   let step = Infinity;
   for (let i = 1; i < finite.length; i++) step = Math.min(step, Math.abs(finite[i] - finite[i - 1]));
   if (!Number.isFinite(step) || !step) step = most || 1;
-  if (most && (most >= 1e16 || most < 1e-5)) return ticks.map(t => t ? t.toExponential(clamp(Math.floor(Math.log10(most / step)) + 1, 0, 6)).replace('.0e', 'e').replace('e+', 'e') : '0');
-  const [scale, letter] = most >= 1e10 ? [1e9, 'G'] : most >= 1e7 ? [1e6, 'M'] : most >= 1e4 ? [1e3, 'k'] : [1, ''];
-  const decimals = clamp(-Math.floor(Math.log10(step / scale) + 1e-9), 0, 9);
+  if (most && (most >= 1e13 || most < 1e-3)) return ticks.map(t => t ? t.toExponential(clamp(Math.floor(Math.log10(most / step)) + 1, 0, 6)).replace(/\.?0*e\+?/, 'e').replaceAll('-', '−') : '0');
+  const [scale, letter] = most >= 1e9 ? [1e9, 'G'] : most >= 1e7 ? [1e6, 'M'] : most >= 1e4 ? [1e3, 'k'] : [1, ''];
+  let decimals = clamp(-Math.floor(Math.log10(step / scale) + 1e-9), 0, 9);
+  // Steps of 2.5 need a digit more.
+  if (Math.abs(step / scale * 10 ** decimals - Math.round(step / scale * 10 ** decimals)) > 1e-6) decimals++;
   return ticks.map(t => {
     const text = (t / scale).toLocaleString('en-US', { minimumFractionDigits: decimals, maximumFractionDigits: decimals }).replace('-', '−');
     return t === 0 ? '0' : text + letter;
@@ -308,7 +310,7 @@ function logTicks(low, high) {
 
 function evenTicks(low, high, about) {
   const rough = (high - low) / about || 1, base = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map(k => k * base).find(s => s >= rough * .999);
+  const step = [1, 2, 2.5, 5, 10].map(k => k * base).find(s => s >= rough * .999);
   const found = [];
   for (let i = Math.ceil(low / step - 1e-9); i <= high / step + 1e-9 && found.length < 50; i++) found.push(i * step);
   return found;
@@ -332,7 +334,9 @@ function rangeOfValues(columns, { log, fromZero, limit, stacked }) {
   return [fromZero && low === 0 ? 0 : low - margin, high + margin];
 }
 
-const CHART_HEIGHT = 196;
+const CHART_HEIGHT = 190;
+// We choose the ticks, but uPlot draws none where its own steps end.
+const INCREMENTS = Array.from({ length: 90 }, (_, i) => 10 ** (i - 45));
 const chartsAlive = new Set();
 
 // One chart: `draw(spec)` shows it, again and again; gives {root, draw, theme, close}.
@@ -347,6 +351,8 @@ function makeChart({ onZoom = () => {}, sync = null, height = CHART_HEIGHT } = {
   const plot = element('div.ev-plot', { tabindex: 0, role: 'group', 'aria-roledescription': 'chart' });
   const root = element('div.ev-chart', {}, element('div', {}, title, unit), readout, plot, said);
   let u = null, spec = null, shape = '', theme = null, data = null, view = [0, 1], yRange = [0, 1], width = 0, drawnFor = null;
+  // As the observer says: reading it from the element would have the page laid out anew for each chart.
+  let seenWidth = 0;
 
   const colourOf = curve => readable(curve.colour, theme.ground);
   const text = v => (spec.yText || numberText)(v);
@@ -368,10 +374,10 @@ function makeChart({ onZoom = () => {}, sync = null, height = CHART_HEIGHT } = {
   function build() {
     u?.destroy();
     const font = '11px system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif';
-    const axis = { font, stroke: () => theme.soft, ticks: { stroke: () => theme.line, size: 4 }, gap: 4 };
+    const axis = { font, incrs: INCREMENTS, stroke: () => theme.soft, ticks: { stroke: () => theme.line, size: 4 }, gap: 4 };
     u = new uPlot({
       width, height, legend: { show: false }, pxAlign: 0,
-      padding: [8, 12, 0, 0],
+      padding: [8, 16, 0, 0],
       scales: {
         x: { time: false, auto: false, range: () => view },
         y: { auto: false, distr: spec.log ? 3 : 1, range: () => yRange },
@@ -382,7 +388,7 @@ function makeChart({ onZoom = () => {}, sync = null, height = CHART_HEIGHT } = {
           values: (_, ticks) => spec.xTickTexts ? spec.xTickTexts(ticks) : tickTexts(ticks) },
         { ...axis, size: 52, grid: { stroke: () => theme.line, width: 1 },
           splits: (_, __, low, high) => spec.log ? logTicks(low, high) : (spec.ySteps || evenTicks)(low, high, 4),
-          values: (_, ticks) => spec.yTicks ? spec.yTicks(ticks) : tickTexts(ticks) },
+          values: (_, ticks) => spec.yTicks ? spec.yTicks(ticks) : spec.log ? ticks.map(t => tickTexts([t])[0]) : tickTexts(ticks) },
       ],
       series: series(),
       bands: spec.curves.flatMap((curve, c) => curve.area ? [] : [{ series: [3 * c + 3, 3 * c + 2], fill: () => fade(colourOf(spec.curves[c]), .2) }]),
@@ -500,8 +506,8 @@ function makeChart({ onZoom = () => {}, sync = null, height = CHART_HEIGHT } = {
     setText(title, spec.title);
     setText(unit, spec.unit || '');
     // What nobody sees is drawn when it is seen.
-    if (!theme || !plot.clientWidth) { drawnFor = null; return; }
-    width = plot.clientWidth;
+    if (!theme || !seenWidth) { drawnFor = null; return; }
+    width = seenWidth;
     const extent = spec.extent || [
       Math.min(...spec.curves.map(c => (c.n ?? c.x.length) ? c.x[0] : Infinity)),
       Math.max(...spec.curves.map(c => (c.n ?? c.x.length) ? c.x[(c.n ?? c.x.length) - 1] : -Infinity)),
@@ -509,7 +515,7 @@ function makeChart({ onZoom = () => {}, sync = null, height = CHART_HEIGHT } = {
     let [x0, x1] = spec.zoom || extent;
     if (!(x1 > x0)) [x0, x1] = Number.isFinite(x0) ? [x0 - 1, x0 + 1] : [0, 1];
     view = [x0, x1];
-    data = reduceCurves(spec.curves, x0, x1, Math.min(2000, Math.max(200, 2 * width)));
+    data = reduceCurves(spec.curves, x0, x1, clamp(Math.round(width * .6), 150, 2000));
     yRange = rangeOfValues(spec.curves.map((_, c) => data[3 * c + 1]), {
       log: spec.log, fromZero: spec.fromZero, limit: spec.limit?.y, stacked: spec.curves.some(c => c.area),
     }) || (spec.log ? [1, 10] : [0, 1]);
@@ -557,8 +563,9 @@ function makeChart({ onZoom = () => {}, sync = null, height = CHART_HEIGHT } = {
     keys[e.key]();
   });
 
-  const resized = new ResizeObserver(() => {
-    if (spec && theme && plot.clientWidth && (plot.clientWidth !== width || !drawnFor)) draw(spec);
+  const resized = new ResizeObserver(entries => {
+    seenWidth = Math.floor(entries[0].contentRect.width);
+    if (spec && theme && seenWidth && (seenWidth !== width || !drawnFor)) draw(spec);
   });
   resized.observe(plot);
   const chart = {
