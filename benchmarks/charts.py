@@ -91,7 +91,8 @@ window.costs = costs;</script>"""
 
 def measure(browser, name, candidates, rounds):
     "What a candidate costs, the median of some visits"
-    paints, updates, outside, accessible = [], [], set(), {}
+    paints, updates = [], []
+    outside, accessible = set(), {}
     with tempfile.TemporaryDirectory() as folder:
         path, script_bytes = write_page(Path(folder), name, candidates)
         for _ in range(rounds):

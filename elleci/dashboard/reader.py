@@ -104,8 +104,9 @@ _SPECIAL_FIELDS = (*sorted(TEXT_FIELDS), *RENAMED_FIELDS, 'resumed')
 
 def _is_plain_step(row):
     "Whether a decoded line is a step whose numbers are all that we need of it"
-    special = [getattr(row, name) for name in _SPECIAL_FIELDS]
-    return row.loss == row.loss and row.val_loss != row.val_loss and not any(value is not None for value in special)
+    # A missing number is NaN, which differs from itself.
+    if row.loss != row.loss or row.val_loss == row.val_loss: return False
+    return all(getattr(row, name) is None for name in _SPECIAL_FIELDS)
 
 
 def _decode_steps(
@@ -342,7 +343,7 @@ def printable(
     return ''.join(c if c.isprintable() else '?' for c in text)
 
 # %% ../../nbs/77_reader.ipynb #218120c9
-# A step that takes this many times as long as the median of the last ones, and at least so many seconds, is missed.
+# A step is missed that takes this many times as long as the last ones, and at least so many seconds.
 STALLED_FACTOR, STALLED_SECONDS = 20, 180
 
 @dataclass(frozen=True)

@@ -17,14 +17,13 @@ from ..files import decode_json, read_limited
 from ..memory.ledger import COLOURS
 from ..memory.spill import SharedMemoryCounter, powershell
 from ..planning.account import downsample_max
-from ..training.telemetry import COMMANDS, is_running, send_command
+from ..training.telemetry import COMMANDS, send_command
 from .charts import view_class
 from elleci.dashboard.reader import (
     PollThread,
     RunReader,
     batch_shape,
     find_runs,
-    format_duration,
     nearest_runs,
     no_run_message,
     printable,
@@ -49,7 +48,8 @@ from elleci.dashboard.drawing import (
 # %% ../../nbs/80_run_view.ipynb #171eaa51
 # of runs over each other, as in run_view.js
 RUN_COLOURS = (
-    '#4477aa', '#ee6677', '#228833', '#ee7733', '#aa3377', '#33bbcc', '#b5a11d', '#777777', '#882255', '#5566dd',
+    '#4477aa', '#ee6677', '#228833', '#ee7733', '#aa3377',
+    '#33bbcc', '#b5a11d', '#777777', '#882255', '#5566dd',
 )
 MAX_LABEL_SETTINGS = 3
 
