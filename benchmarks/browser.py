@@ -19,9 +19,9 @@ CELL = "from elleci.dashboard.run_view import dashboard\ndashboard('long', every
 
 def step_line(i):
     loss = 2.2 + 8*math.exp(-i/8000) + .05*math.sin(i)
-    figures = dict(loss=loss, grad_norm=.8 + .1*math.sin(7*i), lr=3e-5, tokens=65_536, seconds=24., batch_size=4)
-    speed = dict(seq_len=1024, tokens_per_s=2700 + 40*math.sin(3*i), memory_bytes=5_980_000_000, mfu=.41)
-    more = dict(data_wait_seconds=.1, eta_s=1., peak_bytes=5_700_000_000, joules=4000.)
+    figures = dict(loss=loss, grad_norm=.8 + .1*math.sin(7*i), lr=3e-5, tokens=65_536, seconds=24.)
+    speed = dict(batch_size=4, seq_len=1024, tokens_per_s=2700 + 40*math.sin(3*i), mfu=.41)
+    more = dict(memory_bytes=5_980_000_000, peak_bytes=5_700_000_000, joules=4000., eta_s=1.)
     return json.dumps(dict(step=i, time=1.7e9 + 24*i) | figures | speed | more) + '\n'
 
 def val_line(i):
@@ -47,9 +47,9 @@ def start_lab(work):
     folders = {name: str(work/name) for name in ('JUPYTER_CONFIG_DIR', 'JUPYTER_RUNTIME_DIR', 'IPYTHONDIR')}
     options = ['--no-browser', '--allow-root', f'--port={port}', '--IdentityProvider.token=',
                '--LabApp.expose_app_in_browser=True', '--ServerApp.disable_check_xsrf=True']
-    process = subprocess.Popen([sys.executable, '-m', 'jupyter', 'lab', *options], cwd=work, env=os.environ | folders,
-                               stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                               start_new_session=True)
+    quiet = dict(stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command = [sys.executable, '-m', 'jupyter', 'lab', *options]
+    process = subprocess.Popen(command, cwd=work, env=os.environ | folders, start_new_session=True, **quiet)
     url = f'http://127.0.0.1:{port}'
     for _ in range(600):
         try:
@@ -81,13 +81,16 @@ def visit(browser, url, work):
         window.jupyterapp.commands.execute('notebook:run-all-cells'); return t; }""")
     page.wait_for_function(f"document.querySelector('.elleci-run')?.runView?.painted > 0 && "
                            f"{VIEW}.store.runs[0].steps.n >= {STEPS}", timeout=120_000)
-    found = dict(first_paint=page.evaluate(f'{VIEW}.painted') - began, first_paint_busy=processor_ms(session) - busy)
+    found = dict(first_paint=page.evaluate(f'{VIEW}.painted') - began)
+    found['first_paint_busy'] = processor_ms(session) - busy
     time.sleep(2)
     def timed(name, code):
         wall, busy = [], []
         for i in range(12):
             before = processor_ms(session)
-            wall.append(page.evaluate(f"""async () => {{ const v = {VIEW}, n = v.times.length; ({code})(v, {i});
+            wall.append(page.evaluate(f"""async () => {{
+                const v = {VIEW}, n = v.times.length;
+                ({code})(v, {i});
                 while (v.times.length === n) await new Promise(requestAnimationFrame);
                 return v.times[n]; }}"""))
             busy.append(processor_ms(session) - before)
@@ -95,15 +98,16 @@ def visit(browser, url, work):
     slider = "document.querySelector('.elleci-run input[type=range]')"
     timed('zoom', 'v => v.zoomTo([1000*Math.random(), 20000 + 1000*Math.random()])')
     timed('all', 'v => v.zoomTo(null)')
-    timed('smoothing', f"(v, i) => {{ {slider}.value = 20 + i; {slider}.dispatchEvent(new Event('input')); }}")
-    page.evaluate(f"() => {{ {slider}.value = 0; {slider}.dispatchEvent(new Event('input')); }}")
+    changed = f"{slider}.dispatchEvent(new Event('input'));"
+    timed('smoothing', f'(v, i) => {{ {slider}.value = 20 + i; {changed} }}')
+    page.evaluate(f'() => {{ {slider}.value = 0; {changed} }}')
     time.sleep(1)
     refreshes, n = [], STEPS
     for i in range(8):
         seen = page.evaluate(f'{VIEW}.times.length')
         with open(work/'long'/'metrics.jsonl', 'a') as f: f.write(step_line(n + 1 + i))
-        page.wait_for_function(f'{VIEW}.store.runs[0].steps.n >= {n + 1 + i} && {VIEW}.times.length > {seen}',
-                               timeout=60_000)
+        arrived = f'{VIEW}.store.runs[0].steps.n >= {n + 1 + i} && {VIEW}.times.length > {seen}'
+        page.wait_for_function(arrived, timeout=60_000)
         refreshes.append(max(page.evaluate(f'{VIEW}.times.slice({seen})')))
     found['refresh'] = statistics.median(refreshes)
     page.close()
@@ -135,8 +139,8 @@ def main():
                 os.killpg(lab.pid, signal.SIGTERM)
                 lab.wait()
     now = datetime.datetime.now(datetime.timezone.utc).strftime('%Y-%m-%d %H:%M UTC')
-    result = dict(hardware=hardware(), cpus=os.cpu_count(), commit=measured, date=now, chromium=version, steps=STEPS)
-    result |= dict(load_before_each=load, rounds=rounds)
+    result = dict(hardware=hardware(), commit=measured, date=now, chromium=version, steps=STEPS)
+    result |= dict(cpus=os.cpu_count(), load_before_each=load, rounds=rounds)
     result['best_ms'] = {k: min(r[k] for r in rounds) for k in rounds[0]}
     path = ROOT/'data'/'results'/f"browser-{measured}.json"
     atomic_write(path, json.dumps(result, indent=1, ensure_ascii=False) + '\n')
