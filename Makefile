@@ -22,6 +22,7 @@ test-browser: .venv/dev  ## dashboard and planner in JupyterLab, driven in Chrom
 	@$(PIP) playwright || echo 'playwright could not be installed: the browser test will be skipped'
 	@command -v chromium || command -v chromium-browser || command -v google-chrome || $(BIN)/playwright install chromium || echo 'no Chromium to be had (Debian: apt install chromium): the browser test will be skipped'
 	ELLECI_BROWSER=1 $(BIN)/jupyter nbconvert --log-level=ERROR --to markdown --execute --no-input --stdout nbs/tests/77_browser.ipynb
+	ELLECI_BROWSER=1 $(BIN)/jupyter nbconvert --log-level=ERROR --to markdown --execute --no-input --stdout nbs/tests/81_planner_browser.ipynb
 
 lab: .venv/dev    ## read and run the notebooks; opens on the index
 	$(BIN)/jupyter lab --config=.ci/jupyter_server_config.py

@@ -19,7 +19,7 @@ from ..memory.allocator import replay
 from ..memory.ledger import CARD_SPECS, CARDS, card_bytes, card_key, parameter_counts, parse_bytes
 from ..memory.ledger import residual_itemsize
 from ..memory.trace import Trace
-from ..planning.account import AVERAGED_WEIGHTS, Account, _changes, verdict
+from ..planning.account import Account, _changes
 from ..planning.cost import BINDS, fmt_seconds, length_phases
 from ..planning.planner import _kept_bytes, estimate_ram, fit_plan, plan_config
 from ..planning.planner import PlannedRun, refine_with_account, run_in_subprocess, suggest_changes
@@ -121,18 +121,23 @@ def _split(chosen):
         halves[section][label] = value
     return halves['model'], halves['train']
 
+def _with_widths(start, chosen):
+    "The same, with the widths that follow `d_model`"
+    model, train = _split(chosen)
+    if 'd_model' not in model: return model, train
+    own = start.model
+    scale = model['d_model']/own.d_model
+    follows = dict(d_ff=round(scale*own.d_ff), n_attn_heads=max(1, round(scale*own.n_attn_heads)))
+    return follows | model, train
+
 # %% ../../nbs/81_planner_view.ipynb #6ada1279
 def chosen_config(
     start:Config, # what the rest changes
     chosen:dict,  # 'section.name': value
 )->Config: # `UserError` for what cannot be combined
     "A configuration with some settings changed, and those that follow from them"
-    model, train = _split(chosen)
+    model, train = _with_widths(start, chosen)
     own, trained = start.model, start.train
-    if 'd_model' in model:
-        scale = model['d_model']/own.d_model
-        follows = dict(d_ff=round(scale*own.d_ff), n_attn_heads=max(1, round(scale*own.n_attn_heads)))
-        model = follows | model
     if model.get('ternary', own.ternary): model['bias'] = False
     if model.get('d_ff', own.d_ff) == 0: model['router'] = 'none'
     if train.get('engine', trained.engine) == 'layer-major': train |= dict(clip_by='layer', checkpointing='none')
@@ -198,7 +203,7 @@ def ram_parts(
         ram["the layers' inputs"] = inputs*train.grad_accum_steps*(model.n_layers + 1)
         if train.block_inputs_on == 'pinned': pinned |= ram
     on_device = 0
-    for what, nbytes, kept_on in (('weights', weights, train.weights_on), ('optimizer states', states, train.states_on)):
+    for what, nbytes, kept_on in (('weights', weights, train.weights_on), ('optimizer', states, train.states_on)):
         if kept_on == 'device': on_device = max(on_device, nbytes)
         elif kept_on != 'disk': ram[what] = nbytes
         if kept_on == 'host': pinned[what] = nbytes
@@ -233,7 +238,7 @@ def _time_of(p:PlannedRun):
 RAM_COLOURS = {
     "the layers' inputs": BAR_COLOURS['activations'],
     'weights': BAR_COLOURS['weights'],
-    'optimizer states': BAR_COLOURS['optimizer'],
+    'optimizer': BAR_COLOURS['optimizer'],
     'averaged weights': BAR_COLOURS['temporaries'],
     'a copy for a checkpoint': BAR_COLOURS['rounding'],
     'batches': BAR_COLOURS['inputs'],
@@ -250,11 +255,12 @@ def _bar(label, sizes, limit, colours):
 
 
 def _more(new, old, fmt, less_is_good=True):
-    "A difference as a note, and whether it is good: ('+1.2 GiB (+9 %)', 'warn')"
+    "A difference as a note, '+1.2 GiB (+9 %)', and whether it is good; None: neither"
     if old is None or new is None or not math.isfinite(new - old) or abs(new - old) < 1e-9*abs(old): return {}
     change = f' ({(new/old - 1)*100:+.0f} %)' if old and abs(new/old - 1) < 10 else ''
     sign = '+' if new > old else '−'
-    return dict(note=f'{sign}{fmt(abs(new - old))}{change}', delta='good' if (new < old) == less_is_good else 'warn')
+    tone = 'changed' if less_is_good is None else 'good' if (new < old) == less_is_good else 'warn'
+    return dict(note=f'{sign}{fmt(abs(new - old))}{change}', delta=tone)
 
 
 def _card_total(p, as_account): return (p.account if as_account else p.closed_form).total_bytes
@@ -265,13 +271,15 @@ def _tiles(p:PlannedRun, start:PlannedRun|None):
     tiles, train = [], p.config.train
     def tile(label, value, old=None, new=None, fmt=str, less_is_good=True, **more):
         tiles.append(dict(label=label, value=value) | more | _more(new, old, fmt, less_is_good))
+    # A closed form is compared with a closed form.
+    if start is not None and p.account is None: start = replace(start, account=None)
     comparable = start is not None and (p.account is None or start.account is not None)
     old = _card_total(start, p.account is not None) if comparable else None
     spare = p.limit_bytes - p.best.total_bytes
     tile('on the card', fmt_bytes(p.best.total_bytes), old, p.best.total_bytes, fmt_bytes)
     tile('to spare' if p.fits else 'too much', fmt_bytes(abs(spare)), tone='' if p.fits else 'bad')
     def params(q): return sum(parameter_counts(q.config.model).values())
-    tile('parameters', fmt_count(params(p)), start and params(start), params(p), fmt_count, False)
+    tile('parameters', fmt_count(params(p)), start and params(start), params(p), fmt_count, None)
     time = _time_of(p)
     other = _time_of(start) if comparable and start and time else None
     if other and other.is_bound != time.is_bound: other = None
@@ -286,7 +294,7 @@ def _tiles(p:PlannedRun, start:PlannedRun|None):
         tile('kWh, at most' if not time.is_bound else 'kWh', f'{at_least}{time.kwh:,.3g}', other and other.kwh, time.kwh,
              lambda e: f'{e:,.3g}')
     tile('tokens a step', f'{train.tokens_per_step:,}', start and start.config.train.tokens_per_step,
-         train.tokens_per_step, lambda n: f'{n:,}', False)
+         train.tokens_per_step, lambda n: f'{n:,}', None)
     return tiles
 
 
@@ -315,24 +323,32 @@ def _legend(bars):
     return [dict(name=name, colour=colour, text=', '.join(texts)) for (name, colour), texts in entries.items()]
 
 
+def _verdict(needs, limits, subject='It'):
+    "Whether the budgets do, in a sentence and a tone; `needs` and `limits` are {what: bytes}, the card first"
+    over = [f'{fmt_bytes(n - limits[what])} of {what}' for what, n in needs.items() if n > limits[what]]
+    if over: return dict(text=f'{subject} does not fit: {" and ".join(over)} too much.', tone='bad')
+    spare = fmt_bytes(limits['the card'] - needs['the card'])
+    return dict(text=f'{subject} fits, with {spare} of the card to spare.', tone='good')
+
+
 def _verdict_of(p:PlannedRun, ram, pinned):
-    "Whether all three budgets do, in a sentence and a tone"
-    subject = 'It' if p.account else 'By the closed forms it'
-    sentence = f'{subject} {verdict(p.best.total_bytes, p.limit_bytes, knows_context=False)}.'
-    needs = [sum(part.values()) for part in ram_parts(p.config.model, p.config.train)]
-    over = [f'{fmt_bytes(n - room)} more {what}' for n, room, what in zip(needs, (ram, pinned), ('RAM', 'pinned memory')) if n > room]
-    if over: sentence += f' It needs {" and ".join(over)} than there is.'
-    return dict(text=sentence, tone='good' if p.fits and not over else 'bad')
+    "Of all three budgets"
+    beside, locked = (sum(part.values()) for part in ram_parts(p.config.model, p.config.train))
+    needs = {'the card': p.best.total_bytes, 'RAM': beside, 'pinned memory': locked}
+    limits = {'the card': p.limit_bytes, 'RAM': ram, 'pinned memory': pinned}
+    return _verdict(needs, limits, 'It' if p.account else 'By the closed forms it')
 
 
 def _source_of(p:PlannedRun):
     "Where the figures come from"
-    if p.account is None: return 'closed forms: the tensors alone, without what the allocator holds besides'
+    if p.account is None:
+        return 'closed forms: the tensors alone, without what the allocator, the CUDA context and libraries hold besides'
     used = p.account.total_bytes - p.account.categories.get('held by the allocator', 0)
     estimated = p.closed_form.total_bytes
     return (
         f'rehearsed: {fmt_bytes(used)} in use at the peak ({p.account.peak}), the rest is held by the allocator; '
-        f'the closed forms had said {fmt_bytes(estimated)} ({estimated/used - 1:+.1%})'
+        f'the closed forms had said {fmt_bytes(estimated)} ({estimated/used - 1:+.1%}); the CUDA context and library '
+        'workspaces, not measured here, come out of what is to spare'
     )
 
 # %% ../../nbs/81_planner_view.ipynb #f66b8c2f
@@ -486,9 +502,12 @@ def _shown_value(value):
     return value
 
 
-def _setting(config, full_name):
+def _own_value(config, full_name):
     section, _, name = full_name.partition('.')
-    return _shown_value(getattr(getattr(config, section), name))
+    return getattr(getattr(config, section), name)
+
+
+def _setting(config, full_name): return _shown_value(_own_value(config, full_name))
 
 
 @functools.cache
@@ -583,8 +602,11 @@ class PlannerPanel:
 
     def reset(self, message):
         "Back to the start, one control or all"
-        if message.get('name') is None: self.chosen.clear()
-        else: self.chosen.pop(message['name'], None)
+        name = message.get('name')
+        if name is None: self.chosen.clear()
+        elif name in self.chosen: del self.chosen[name]
+        # It has followed another, and now it stays.
+        elif name in BY_NAME and name not in BUDGET_FIELDS: self.chosen[name] = _own_value(self.start, name)
         self.at = ''
         self.change()
 
@@ -657,7 +679,7 @@ class PlannerPanel:
     def facts(self, p:PlannedRun, waiting):
         "All that the page shows"
         ram, pinned = self.limits()
-        config = self.config if p.config else replace_loosely(self.start, self.chosen)
+        config = self.config if p.config else _loose_config(self.start, self.chosen)
         values = {f.name: _setting(config, f.name) for f in FIELDS if f.name not in BUDGET_FIELDS} | self.budgets
         facts = dict(
             label=self.label,
@@ -701,12 +723,13 @@ class PlannerPanel:
 
 
 class _Loose(dict):
+    "Settings of which nobody has asked whether they go together"
     __getattr__ = dict.__getitem__
 
 
-def replace_loosely(start, chosen):
-    "Settings that need not go together, to be shown"
-    model, train = _split(chosen)
+def _loose_config(start, chosen):
+    "What was chosen, to be shown although it was refused"
+    model, train = _with_widths(start, chosen)
     return _Loose(model=_Loose(vars(start.model) | model), train=_Loose(vars(start.train) | train))
 
 # %% ../../nbs/81_planner_view.ipynb #76bbb40b
@@ -741,8 +764,9 @@ def _looked_at(x, limit:int):
     spare = limit - reserved
     return dict(
         problem='',
-        verdict=dict(text=f'It {verdict(reserved, limit, knows_context=False)}.', tone='good' if spare >= 0 else 'bad'),
-        source=f'the peak is made by {op.op} in the {op.phase} phase, layer {op.layer or "(none)"}',
+        verdict=_verdict({'the card': reserved}, {'the card': limit}),
+        source=f'the peak is made by {op.op} in the {op.phase} phase, layer {op.layer or "(none)"}; the CUDA context '
+               'and library workspaces, not measured here, come out of what is to spare',
         tiles=[
             dict(label='on the card', value=fmt_bytes(reserved)),
             dict(label='to spare' if spare >= 0 else 'too much', value=fmt_bytes(abs(spare)), tone='' if spare >= 0 else 'bad'),
