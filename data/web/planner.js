@@ -98,6 +98,8 @@ function drawPlanner(root, model) {
   root.className = 'elleci-view elleci-planner';
   root.dataset.mode = form.mode;
   root.setAttribute('role', 'region');
+  // JupyterLab takes arrow keys in command mode (they fold headings) before a slider sees them, unless it is told not to.
+  root.setAttribute('data-lm-suppress-shortcuts', 'true');
   root.setAttribute('aria-label', looks ? 'The account of a training step' : 'The planner');
   let theme = null, seq = 0, answered = 0, waitingSince = 0, pending = {}, drawn = null, closed = false, folderTyped = false, clock = 0;
   const times = [];
