@@ -18,14 +18,18 @@ from tiny import ROOT, commit, hardware
 N = 50_000
 POINTS = f"""
 const N = {N}, x = new Float64Array(N), y = new Float64Array(N);
-for (let i = 0; i < N; i++) {{ x[i] = i; y[i] = 2 + 8*Math.exp(-i/4000) + .1*Math.sin(i*12.9898)*Math.cos(i*78.233); }}
+for (let i = 0; i < N; i++) {{
+  x[i] = i;
+  y[i] = 2 + 8*Math.exp(-i/4000) + .1*Math.sin(i*12.9898)*Math.cos(i*78.233);
+}}
 const host = document.getElementById('chart'), frame = () => new Promise(requestAnimationFrame);
 """
 # How each draws, and how it takes one more point; `take(i)` resolves when it is drawn.
 PAGES = {
     'uplot': ("""
 const data = [Array.from(x), Array.from(y)];
-const plot = new uPlot({width: 430, height: 240, scales: {x: {time: false}}, series: [{}, {stroke: '#33415c'}]}, data, host);
+const options = {width: 430, height: 240, scales: {x: {time: false}}, series: [{}, {stroke: '#33415c'}]};
+const plot = new uPlot(options, data, host);
 const take = async i => { data[0].push(i); data[1].push(2); plot.setData(data); };
 """, ['npm/uplot/package/dist/uPlot.iife.min.js']),
     'plotly': ("""
@@ -46,7 +50,8 @@ await Bokeh.Plotting.show(plot, host);
 const take = async i => { source.stream({x: [i], y: [2]}); await frame(); };
 """, ['bokeh/bokeh/server/static/js/bokeh.min.js', 'bokeh/bokeh/server/static/js/bokeh-api.min.js']),
     'altair (vega-lite)': ("""
-const spec = {width: 380, height: 200, data: {name: 'd', values: Array.from(x, (a, i) => ({x: a, y: y[i]}))}, mark: 'line',
+const values = Array.from(x, (a, i) => ({x: a, y: y[i]}));
+const spec = {width: 380, height: 200, data: {name: 'd', values}, mark: 'line',
   encoding: {x: {field: 'x', type: 'quantitative'}, y: {field: 'y', type: 'quantitative'}}};
 const view = (await vegaEmbed(host, spec, {renderer: 'canvas', actions: false})).view;
 const take = i => view.insert('d', [{x: i, y: 2}]).runAsync();
@@ -80,12 +85,14 @@ for (let i = 0; i < 12; i++) {{
 }}
 window.costs = costs;</script>"""
     page = folder/'page.html'
-    page.write_text(f'<!doctype html><meta charset="utf-8"><div id="chart"></div>{inlined}{run}', encoding='utf-8')
+    head = '<!doctype html><meta charset="utf-8"><div id="chart"></div>'
+    page.write_text(head + inlined + run, encoding='utf-8')
     return page, sum(map(len, texts))
 
 def measure(browser, name, candidates, rounds):
     "What a candidate costs, the median of some visits"
-    paints, updates, outside, accessible = [], [], set(), {}
+    paints, updates = [], []
+    outside, accessible = set(), {}
     with tempfile.TemporaryDirectory() as folder:
         path, script_bytes = write_page(Path(folder), name, candidates)
         for _ in range(rounds):
@@ -116,18 +123,21 @@ def main():
     a = p.parse_args()
     from playwright.sync_api import sync_playwright
     measured = commit()
-    executable = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
+    names = ('chromium', 'chromium-browser', 'google-chrome')
+    executable = next(filter(None, map(shutil.which, names)), None)
     options = ['--no-sandbox', '--disable-gpu', '--disable-background-networking']
     found = {}
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path=executable, args=options)
         for name in PAGES:
             found[name] = measure(browser, name, a.candidates, a.rounds)
-            print(f'{name:20}', {k: round(v) if isinstance(v, float) else v for k, v in found[name].items()}, flush=True)
+            shown = {k: round(v) if isinstance(v, float) else v for k, v in found[name].items()}
+            print(f'{name:20}', shown, flush=True)
         version = browser.version
         browser.close()
     now = datetime.datetime.now(datetime.timezone.utc).strftime('%Y-%m-%d %H:%M UTC')
-    result = dict(hardware=hardware(), commit=measured, date=now, chromium=version, points=N, candidates=found)
+    result = dict(hardware=hardware(), commit=measured, date=now, chromium=version, points=N)
+    result['candidates'] = found
     path = ROOT/'data'/'results'/f"charts-{result['commit']}.json"
     atomic_write(path, json.dumps(result, indent=1, ensure_ascii=False) + '\n')
     print(f'written to {path.relative_to(ROOT)}')

@@ -148,7 +148,7 @@ function chartsOf(shown, { by, smoothing }) {
   const alone = shown.length === 1;
   withPower(shown);
   const perSource = (prefix, label) => alone ? sourcesOf(shown, prefix).flatMap((name, i) =>
-    validationCurves(shown, name, { label: `${label} ${name.slice(prefix.length)}`, colour: COLOUR.sources[i % 5], by })) : [];
+    validationCurves(shown, name, { label: `${label} ${name.slice(prefix.length)}`.trim(), colour: COLOUR.sources[i % 5], by })) : [];
   const list = [
     { id: 'loss', title: 'Loss', unit: 'nats per token', loggable: true, curves: [
       ...stepCurves(shown, 'loss', { label: 'training', colour: COLOUR.training, ...how }),
@@ -354,7 +354,7 @@ function drawRunView(root, store, send) {
     if (!memory) return;
     drawBars(bars, { rows: memory.bars, limit: memory.limit });
     drawLegend(legend, memory.legend);
-    drawTable(memoryTable, ['', 'predicted', 'measured', 'difference', 'what it is'], memory.table.map(([what, p, m, d, why]) =>
+    drawTable(memoryTable, ['', ...['predicted', 'measured', 'difference'].map(text => ({ text, number: true })), 'what it is'], memory.table.map(([what, p, m, d, why]) =>
       [what, { text: p, number: true }, { text: m, number: true }, { text: d, number: true }, why]));
     const { x, stack, measured, steps } = memory.timeline;
     if (!x?.length) { timelineBox.hidden = true; return; }

@@ -71,7 +71,14 @@ function tickTexts(ticks) {
 // ---------------------------------------------------------------- colours and the host's theme
 
 function rgbOf(colour) {
-  const canvas = rgbOf.canvas ||= document.createElement('canvas').getContext('2d', { willReadFrequently: true });
+  const known = rgbOf.known ||= new Map();
+  if (!known.has(colour)) known.set(colour, paintedRgb(colour));
+  return known.get(colour);
+}
+
+// As the browser paints it: whatever a style sheet may call a colour.
+function paintedRgb(colour) {
+  const canvas = paintedRgb.canvas ||= document.createElement('canvas').getContext('2d', { willReadFrequently: true });
   canvas.clearRect(0, 0, 1, 1);
   canvas.fillStyle = '#000';
   canvas.fillStyle = colour;
@@ -377,7 +384,7 @@ function makeChart({ onZoom = () => {}, sync = null, height = CHART_HEIGHT } = {
     const axis = { font, incrs: INCREMENTS, stroke: () => theme.soft, ticks: { stroke: () => theme.line, size: 4 }, gap: 4 };
     u = new uPlot({
       width, height, legend: { show: false }, pxAlign: 0,
-      padding: [8, 16, 0, 0],
+      padding: [8, 22, 0, 0],
       scales: {
         x: { time: false, auto: false, range: () => view },
         y: { auto: false, distr: spec.log ? 3 : 1, range: () => yRange },
@@ -475,7 +482,7 @@ function makeChart({ onZoom = () => {}, sync = null, height = CHART_HEIGHT } = {
       }
       if (column[i] == null) return;
       let value = column[i];
-      if (curve.area) { const below = spec.curves[c + 1]; if (below) value -= data[3 * c + 4][i] ?? 0; }
+      if (curve.area) { const below = spec.curves[c + 1]; if (below?.area) value -= data[3 * c + 4][i] ?? 0; }
       const low = data[3 * c + 2][i], high = data[3 * c + 3][i];
       const spread = !curve.area && at != null && high - low > 1e-9 * Math.abs(value) ? ` (${text(low)} to ${text(high)})` : '';
       parts.push([curve, text(value) + spread]);

@@ -5,10 +5,11 @@
 # %% auto #0
 __all__ = ['STALLED_FACTOR', 'STALLED_SECONDS', 'MAX_TIME_SHARE', 'RunReader', 'format_duration', 'run_summary', 'Comparison',
            'compare_with_prediction', 'printable', 'RunState', 'run_state', 'nearest_runs', 'find_runs',
-           'no_run_message', 'status_line', 'run_name', 'elleci_watch', 'watch_command', 'PollThread']
+           'no_run_message', 'status_line', 'elleci_watch', 'watch_command', 'PollThread']
 
 # %% ../../nbs/77_reader.ipynb #d2723a2e
-import contextlib, dataclasses, difflib, functools, itertools, math, operator, os, shlex, shutil, statistics, sys, threading, time, typing, warnings
+import contextlib, difflib, functools, itertools, math, operator, os, shlex, shutil, statistics, sys
+import threading, time, typing, warnings
 from array import array
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,8 +76,8 @@ class FileTail:
 # %% ../../nbs/77_reader.ipynb #653a6121
 # of each step
 STEP_COLUMNS = (
-    'step', 'time', 'loss', 'tokens_per_s', 'memory_bytes', 'grad_norm', 'lr', 'tokens', 'seconds', 'peak_bytes',
-    'mfu', 'joules', 'loss_scale',
+    'step', 'time', 'loss', 'tokens_per_s', 'memory_bytes', 'grad_norm', 'lr', 'tokens', 'seconds',
+    'peak_bytes', 'mfu', 'joules', 'loss_scale',
 )
 # validations, and notices
 MAX_KEPT_EVENTS = 20_000
@@ -91,16 +92,21 @@ def _step_decoder():
     # Numbers as large as these are not an event's, as in `decode_event`.
     number = typing.Annotated[float, msgspec.Meta(gt=-1e40, lt=1e40)]
     numbers = [(name, number, math.nan) for name in sorted(NUMERIC_FIELDS - {'step'})]
-    other = [(name, object, None) for name in (*sorted(TEXT_FIELDS), *RENAMED_FIELDS, 'resumed', 'lrs')]
+    other = [(name, object, None) for name in (*_SPECIAL_FIELDS, 'lrs')]
     step = typing.Annotated[int, msgspec.Meta(ge=0, le=10**9)]
     # Half a million short-lived objects are no work for the garbage collector.
     return msgspec.json.Decoder(msgspec.defstruct('StepLine', [('step', step), *numbers, *other], gc=False))
 
 
+# What only other events than steps have.
+_SPECIAL_FIELDS = (*sorted(TEXT_FIELDS), *RENAMED_FIELDS, 'resumed')
+
+
 def _is_plain_step(row):
     "Whether a decoded line is a step whose numbers are all that we need of it"
-    special = (row.notice, row.notice_kind, row.sample, row.resumed, row.waited, row.guard, row.batch, row.news)
-    return row.loss == row.loss and row.val_loss != row.val_loss and special == (None,)*len(special)
+    # A missing number is NaN, which differs from itself.
+    if row.loss != row.loss or row.val_loss == row.val_loss: return False
+    return all(getattr(row, name) is None for name in _SPECIAL_FIELDS)
 
 
 def _decode_steps(
@@ -165,7 +171,8 @@ class RunReader:
             new, continued = b'', False
         if not continued: self._forget_events()
         lines = [line for line in new.split(b'\n') if line]
-        skipped = sum(self._add_lines(lines[i:i + LINES_AT_ONCE]) for i in range(0, len(lines), LINES_AT_ONCE))
+        starts = range(0, len(lines), LINES_AT_ONCE)
+        skipped = sum(self._add_lines(lines[i:i + LINES_AT_ONCE]) for i in starts)
         if skipped and not self.num_skipped_lines:
             warnings.warn(
                 f'{self.tail.path} has {skipped} lines that are no events: they are left out.', stacklevel=3
@@ -179,7 +186,8 @@ class RunReader:
     def _add_lines(self, lines):
         "Take lines of the log; gives how many were no events"
         skipped = 0
-        for is_step, group in itertools.groupby(zip(_decode_steps(lines), lines), lambda pair: pair[0] is not None):
+        pairs = zip(_decode_steps(lines), lines)
+        for is_step, group in itertools.groupby(pairs, lambda pair: pair[0] is not None):
             rows, raw = zip(*group)
             if is_step: self._add_steps(rows, raw[-1])
             else:
@@ -290,7 +298,8 @@ def run_summary(
         what, figure = _memory_figure(reader)
         out[what] = figure
     seconds_left = _seconds_left(reader)
-    if seconds_left is not None and state in ('training', 'paused'): out['left'] = format_duration(seconds_left)
+    if seconds_left is not None and state in ('training', 'paused'):
+        out['left'] = format_duration(seconds_left)
     return out
 
 # %% ../../nbs/77_reader.ipynb #6d0eaf4a
@@ -334,7 +343,7 @@ def printable(
     return ''.join(c if c.isprintable() else '?' for c in text)
 
 # %% ../../nbs/77_reader.ipynb #218120c9
-# A step that takes this many times as long as the median of the last ones, and at least so many seconds, is missed.
+# A step is missed that takes this many times as long as the last ones, and at least so many seconds.
 STALLED_FACTOR, STALLED_SECONDS = 20, 180
 
 @dataclass(frozen=True)
@@ -367,7 +376,8 @@ def _saved_step(run):
 def _state_while_held(reader, now):
     "The state of a run that a process holds"
     last, left = reader.last_step, _seconds_left(reader)
-    if not last: return RunState('starting', 'It reads its text and rehearses its memory; the first step follows.')
+    if not last:
+        return RunState('starting', 'It reads its text and rehearses its memory; the first step follows.')
     remaining = f', {format_duration(left)} left' if left is not None else ''
     if _is_paused(reader):
         return RunState('paused', f'It waits after step {last["step"]:,}{remaining} once it goes on.')
@@ -446,14 +456,16 @@ def nearest_runs(
     name:str|Path, # what was typed
     n:int=5,       # at most
 )->list: # of Path, the most alike first
-    "Runs that may have been meant: those beside the name, in the working directory and above it, and in `runs` there"
+    "Runs that may have been meant: beside the name, in the working directory, above it, and in `runs` there"
     name = Path(name).expanduser()
     bases = _bases()
     folders = [folder for base in bases for folder in (base, base/'runs', base/name.parent)]
     folders += [p for p in (name.parent, name.resolve().parent) if p.is_dir()]
     found = dict.fromkeys(run.resolve() for folder in folders for run in _runs_in(folder))
     def likeness(run): return difflib.SequenceMatcher(None, run.name.lower(), name.name.lower()).ratio()
-    ordered = sorted(found, key=lambda run: (likeness(run) > .6, likeness(run) if likeness(run) > .6 else 0, _last_change(run)))
+    # A likeness below this is chance.
+    def rank(run): return likeness(run) if likeness(run) > .6 else 0., _last_change(run)
+    ordered = sorted(found, key=rank)
     return [_as_typed(run) for run in ordered[:-n - 1:-1]]
 
 def _as_typed(run):
@@ -490,7 +502,7 @@ def status_line(
     "A run in one line: its state, its figures, the last notice, what to type next"
     reader = run if isinstance(run, RunReader) else RunReader((find_runs(run) or [run])[0])
     reader.poll()
-    if reader.config is None and not reader.last_step: raise UserError(no_run_message(run_name(run)))
+    if reader.config is None and not reader.last_step: raise UserError(no_run_message(reader.run))
     state = run_state(reader)
     parts = [state.name]
     for what, figure in run_summary(reader, state.name).items():
@@ -502,7 +514,7 @@ def status_line(
     if state.next: parts.append(f'next: {state.next}')
     return printable(' · '.join(parts))
 
-def run_name(run): return run.run if isinstance(run, RunReader) else run
+
 
 # %% ../../nbs/77_reader.ipynb #aeaa1a29
 def _print_in_terminal(text, **how):

@@ -17,14 +17,13 @@ from ..files import decode_json, read_limited
 from ..memory.ledger import COLOURS
 from ..memory.spill import SharedMemoryCounter, powershell
 from ..planning.account import downsample_max
-from ..training.telemetry import COMMANDS, is_running, send_command
+from ..training.telemetry import COMMANDS, send_command
 from .charts import view_class
 from elleci.dashboard.reader import (
     PollThread,
     RunReader,
     batch_shape,
     find_runs,
-    format_duration,
     nearest_runs,
     no_run_message,
     printable,
@@ -48,7 +47,10 @@ from elleci.dashboard.drawing import (
 
 # %% ../../nbs/80_run_view.ipynb #171eaa51
 # of runs over each other, as in run_view.js
-RUN_COLOURS = ('#4477aa', '#ee6677', '#228833', '#ee7733', '#aa3377', '#33bbcc', '#b5a11d', '#777777', '#882255', '#5566dd')
+RUN_COLOURS = (
+    '#4477aa', '#ee6677', '#228833', '#ee7733', '#aa3377',
+    '#33bbcc', '#b5a11d', '#777777', '#882255', '#5566dd',
+)
 MAX_LABEL_SETTINGS = 3
 
 def settings_of(
@@ -57,9 +59,12 @@ def settings_of(
     "The settings of a run under their full names"
     if reader.config is None: return {}
     parts = {'model': reader.config.model, 'train': reader.config.train}
-    named = {f'{part}.{f.name}': getattr(c, f.name) for part, c in parts.items() for f in dataclasses.fields(c)}
-    return {'preset': reader.config.preset} | {name: printable(f'{value:g}' if isinstance(value, float) else str(value))
-                                              for name, value in named.items()}
+    found = {'preset': printable(reader.config.preset)}
+    for part, c in parts.items():
+        for f in dataclasses.fields(c):
+            value = getattr(c, f.name)
+            found[f'{part}.{f.name}'] = printable(f'{value:g}' if isinstance(value, float) else str(value))
+    return found
 
 def run_labels(
     readers:list, # of `RunReader`, polled
@@ -69,7 +74,9 @@ def run_labels(
     names = dict.fromkeys(name for table in tables for name in table)
     differ = [name for name in names if len({table.get(name) for table in tables}) > 1]
     shown = differ[:MAX_LABEL_SETTINGS]
-    labels = [', '.join(f"{name.split('.')[-1]} {table.get(name, '–')[:24]}" for name in shown) for table in tables]
+    def label_of(table):
+        return ', '.join(f"{name.split('.')[-1]} {table.get(name, '–')[:24]}" for name in shown)
+    labels = [label_of(table) for table in tables]
     folders = [printable(reader.run.name) for reader in readers]
     return [label if label and labels.count(label) == 1 else f'{label}, {folder}'.removeprefix(', ')
             for label, folder in zip(labels, folders)]
@@ -197,13 +204,16 @@ def plot_run(
     names = list(panels)
     rows = [names[i:i + 2] if len(names[i:i + 2]) > 1 else names[i:i + 2]*2 for i in range(0, len(names), 2)]
     if bars.predicted: rows.insert(1, ['memory']*2)
-    fig = figure('', '', size=(8.6, 1.2 + 2.8*max(len(rows) - bool(bars.predicted), 1))).figure
+    height = 1.2 + 2.8*max(len(rows) - bool(bars.predicted), 1)
+    fig = figure('', '', size=(8.6, height)).figure
     fig.clear()
-    axes = fig.subplot_mosaic(rows or [['loss', 'loss']], height_ratios=[1.1 if row[0] == 'memory' else 3 for row in rows] or [1])
+    ratios = [1.1 if row[0] == 'memory' else 3 for row in rows]
+    axes = fig.subplot_mosaic(rows or [['loss', 'loss']], height_ratios=ratios or [1])
     for name, panel in panels.items(): plot_panel(panel, axes[name])
     if bars.predicted: plot_bars(bars, axes['memory'])
     parts = line.split(' · ')
-    fig.suptitle(' · '.join(parts[:4] + [part for part in parts if part.endswith('left')]), fontsize=11, x=0.01, ha='left')
+    title = ' · '.join(parts[:4] + [part for part in parts if part.endswith('left')])
+    fig.suptitle(title, fontsize=11, x=0.01, ha='left')
     return next(iter(axes.values()))
 
 # %% ../../nbs/80_run_view.ipynb #a553f801
@@ -224,8 +234,8 @@ def _memory_tile(reader):
     if memory.get('device') == 'cuda':
         limit = f"of {fmt_bytes(memory['limit'])}; " if memory.get('limit') else ''
         return dict(label='memory reserved', value=used, note=f'{limit}{of_which}')
-    rest = ', the rest Python and its libraries' if tensors else 'with Python and its libraries'
-    return dict(label='memory of the process', value=used, note=of_which + rest)
+    note = f'{of_which}; the rest is Python' if tensors else 'Python and its libraries included'
+    return dict(label='process memory', value=used, note=note)
 
 # %% ../../nbs/80_run_view.ipynb #44778817
 def run_tiles(
@@ -240,15 +250,19 @@ def run_tiles(
         label, note = what, ''
         if what == 'step': value, _, note = value.partition(' of ')
         if what == 'step' and note: note = f'of {note}'
-        if what.startswith('tokens/s'): label, note = 'tokens/s', what.removeprefix('tokens/s (').removesuffix(')')
+        if what.startswith('tokens/s'):
+            label, note = 'tokens/s', what.removeprefix('tokens/s (').removesuffix(')')
         if what in ('validation', 'bits per byte'): note = f"at step {reader.validations[-1]['step']:,}"
         if what.startswith('memory'): tiles.append(_memory_tile(reader))
         else: tiles.append(dict(label=label, value=printable(value), note=note))
-    if reader.average: tiles.append(dict(label='averaged weights', value=short_number(reader.average['average_loss']), note='validation loss'))
+    if reader.average:
+        value = short_number(reader.average['average_loss'])
+        tiles.append(dict(label='averaged weights', value=value, note='validation loss'))
     if last.get('seconds'): tiles.append(dict(label='a step', value=f"{last['seconds']:.3g} s", note=''))
     if last.get('joules') and last.get('seconds'):
         watts = last['joules']/last['seconds']
-        tiles.append(dict(label='power', value=f'{short_number(watts, 0)} W', note='the whole card, over the last step'))
+        note = 'the whole card, over the last step'
+        tiles.append(dict(label='power', value=f'{short_number(watts, 0)} W', note=note))
     if card: tiles += _card_tiles(card)
     return tiles
 
@@ -269,7 +283,8 @@ def card_readings(
         if not named: return {}
         handle = max(named, key=lambda h: nvml.nvmlDeviceGetMemoryInfo(h).used)
         busy = nvml.nvmlDeviceGetUtilizationRates(handle).gpu
-        return dict(gpu_busy=busy, gpu_celsius=nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
+        celsius = nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)
+        return dict(gpu_busy=busy, gpu_celsius=celsius)
     except (nvml.NVMLError, AttributeError, OSError): return {}
 
 def _card_tiles(card):
@@ -290,7 +305,7 @@ def memory_table(
     "The figures of a run's memory by their names"
     memory, last = reader.memory, reader.last_step
     if not memory: return []
-    predicted, measured, on_card = memory['predicted'], memory.get('measured') or {}, memory['device'] == 'cuda'
+    predicted, measured = memory['predicted'], memory.get('measured') or {}
     categories = predicted['categories']
     rows = []
     def add(what, p, m, why):
@@ -299,18 +314,30 @@ def memory_table(
     add('tensors at the peak', predicted['peak_allocated'], measured.get('peak_allocated'),
         'all live tensors at the fullest moment of the first two steps')
     add('of these, weights', categories.get('weights'), measured.get('weights'),
-        'predicted at the peak, with what a layer makes of them (ternary copies, casts); measured as they are kept')
-    add('of these, optimizer states', categories.get('optimizer'), measured.get('optimizer'), 'allocated by the first step, then constant')
+        'predicted at the peak, with what a layer makes of them (ternary copies, casts); '
+        'measured as they are kept')
+    add('of these, optimizer states', categories.get('optimizer'), measured.get('optimizer'),
+        'allocated by the first step, then constant')
     now = last.get('memory_bytes')
-    if on_card:
+    if memory['device'] == 'cuda':
         reserved = measured.get('peak_reserved')
-        add('reserved by the allocator', predicted['peak_reserved'], reserved, "PyTorch's segments: tensors, rounding, and gaps between them")
+        add('reserved by the allocator', predicted['peak_reserved'], reserved,
+            "PyTorch's segments: tensors, rounding, and gaps between them")
         context = measured.get('context')
-        add('CUDA context', categories.get('context'), context, 'kernels and handles of the driver, and what other programs hold of the card')
-        add('together', predicted['total'], reserved + context if reserved and context else None, 'what must fit into the card')
+        add('CUDA context', categories.get('context'), context,
+            'kernels and handles of the driver, and what other programs hold of the card')
+        together = reserved + context if reserved and context else None
+        if categories.get('context'):
+            add('together', predicted['total'], together, 'what must fit into the card')
+        else:
+            add('together', predicted['total'], together,
+                'what must fit into the card; the prediction knows no context of this machine')
+            # The two don't hold the same things.
+            rows[-1][3] = ''
         add('reserved now', None, now, 'as of the last step')
     else:
-        add('the process now', None, now, 'tensors, Python, PyTorch and the libraries they load: the account predicts the tensors')
+        add('the process now', None, now,
+            'tensors, Python, PyTorch and the libraries they load: the account predicts the tensors')
     return rows
 
 # %% ../../nbs/80_run_view.ipynb #237d3ab8
@@ -335,7 +362,8 @@ def _memory_facts(reader):
     for category in bars.predicted | bars.measured:
         sizes = [fmt_bytes(r[category]) for r in (bars.predicted, bars.measured) if r.get(category)]
         legend.append(dict(name=category, colour=BAR_COLOURS[category], text=' / '.join(sizes)))
-    return dict(bars=rows, legend=legend, limit=bars.limit, table=memory_table(reader), timeline=_timeline_facts(reader.memory))
+    table, timeline = memory_table(reader), _timeline_facts(reader.memory)
+    return dict(bars=rows, legend=legend, limit=bars.limit, table=table, timeline=timeline)
 
 def _tokens_of(run, source):
     "How many tokens and documents were made of a source; '' where its index cannot be read"
@@ -357,15 +385,20 @@ def _data_facts(reader):
     for name, spec in train.data:
         rows.append((name, ', '.join(filter(None, (str(spec), _tokens_of(reader.run, name))))))
         card = Path(str(spec))/'CARD.md'
-        if card.is_file(): rows.append((f'{name}, its card', read_limited(card, MiB).decode(errors='replace')[:20_000]))
+        if card.is_file():
+            text = read_limited(card, MiB).decode(errors='replace')
+            rows.append((f'{name}, its card', text[:20_000]))
     rows.append(('tokenizer', f'{train.tokenizer}, {reader.config.model.vocab_size:,} entries'))
-    if reader.columns['tokens']: rows.append(('tokens read so far', f"{np.nansum(np.frombuffer(reader.columns['tokens'][:])):,.0f}"))
+    if reader.columns['tokens']:
+        read = np.nansum(np.frombuffer(reader.columns['tokens'][:]))
+        rows.append(('tokens read so far', f'{read:,.0f}'))
     return [(printable(name), printable(text)) for name, text in rows]
 
 def fixed_facts(reader):
     "What hardly ever changes in a run: memory, settings, data"
     versions = reader.memory.get('provenance', {})
-    settings = list(settings_of(reader).items()) + [(f'made with {k}', printable(v)) for k, v in versions.items()]
+    settings = list(settings_of(reader).items())
+    settings += [(f'made with {k}', printable(v)) for k, v in versions.items()]
     return dict(kind='fixed', memory=_memory_facts(reader), settings=settings, data=_data_facts(reader))
 
 # %% ../../nbs/80_run_view.ipynb #840f5cde
@@ -387,8 +420,8 @@ def rows_message(
         types.append('f8' if name in WIDE_COLUMNS else 'f4')
         buffers.append(packed.tobytes())
     n = len(next(iter(columns.values()), ()))
-    content = {'kind': 'rows', 'table': table, 'names': names, 'types': types, 'epoch': epoch, 'from': start, 'n': n}
-    return content, buffers
+    content = dict(kind='rows', table=table, names=names, types=types, epoch=epoch, n=n)
+    return content | {'from': start}, buffers
 
 def _step_columns(reader, start):
     "The columns of the steps from a place on; copies, so that the reader may go on"
@@ -398,18 +431,22 @@ def _validation_columns(reader, start):
     "The figures of the validations from a place on, whatever sources they have"
     rows = reader.validations[start:]
     def is_figure(k): return k.startswith(('val_', 'ternary_')) or k in ('step', 'time', 'router_share')
-    names = dict.fromkeys(k for row in rows for k, v in row.items() if is_figure(k) and type(v) in (int, float))
+    def is_number(v): return type(v) in (int, float)
+    names = dict.fromkeys(k for row in rows for k, v in row.items() if is_figure(k) and is_number(v))
     return {printable(k): [row.get(k, math.nan) for row in rows] for k in ('step', *list(names)[:60])}
 
 # %% ../../nbs/80_run_view.ipynb #f5592d09
 def _events_message(reader, notices, validations):
     "Notices and samples from a place on"
     def text(v, most=4000): return printable(str(v)[:most])
-    events = [dict(step=n['step'], time=n.get('time'), kind=text(n.get('notice_kind') or '', 40), text=text(n['notice']),
-                   quiet=n.get('notice_kind') in (None, 'control')) for n in reader.notices[notices:][-2000:]]
-    samples = [dict(step=v['step'], text=text(v['sample'].replace('\n', '⏎ '))) for v in reader.validations[validations:][-200:]
-               if isinstance(v.get('sample'), str)]
-    return dict(kind='events', events=events, samples=samples)
+    def event(n):
+        kind = n.get('notice_kind')
+        words = dict(kind=text(kind or '', 40), text=text(n['notice']))
+        return dict(step=n['step'], time=n.get('time'), quiet=kind in (None, 'control')) | words
+    def sample(v): return dict(step=v['step'], text=text(v['sample'].replace('\n', '⏎ ')))
+    with_text = [v for v in reader.validations[validations:] if isinstance(v.get('sample'), str)]
+    events = [event(n) for n in reader.notices[notices:][-2000:]]
+    return dict(kind='events', events=events, samples=[sample(v) for v in with_text[-200:]])
 
 # %% ../../nbs/80_run_view.ipynb #38ff1490
 # seconds between beats
@@ -443,7 +480,8 @@ class RunView:
             self.poll_thread.wake()
         if content.get('kind') == 'command' and content.get('command') in COMMANDS:
             i = content.get('run')
-            if type(i) is int and 0 <= i < len(self.readers): send_command(self.readers[i].run, content['command'])
+            if type(i) is int and 0 <= i < len(self.readers):
+                send_command(self.readers[i].run, content['command'])
 
     # ---- what is sent to it, all by the thread
 
@@ -461,12 +499,14 @@ class RunView:
         if sent.get('epoch') != reader.epoch: sent.clear()
         first = not sent
         sent['epoch'] = reader.epoch
-        counts = dict(steps=len(reader.columns['step']), validations=len(reader.validations), notices=len(reader.notices))
+        events = dict(validations=len(reader.validations), notices=len(reader.notices))
+        counts = dict(steps=len(reader.columns['step'])) | events
         start = {name: sent.get(name, 0) for name in counts}
         tables = dict(steps=_step_columns, validations=_validation_columns)
         for table, columns in tables.items():
             if first or counts[table] > start[table]:
-                content, buffers = rows_message(table, columns(reader, start[table]), reader.epoch, start[table])
+                place = start[table]
+                content, buffers = rows_message(table, columns(reader, place), reader.epoch, place)
                 self.send(content | {'run': i}, buffers)
         if first or counts['notices'] > start['notices'] or counts['validations'] > start['validations']:
             message = _events_message(reader, start['notices'], start['validations'])
@@ -477,17 +517,19 @@ class RunView:
 
     def read_card(self):
         "How busy the card is, while a run of this machine trains on one"
-        reader, running = self.readers[0], self.states.get(0)
-        if len(self.readers) > 1 or running not in ('training', 'stalled') or reader.memory.get('device') != 'cuda': return
+        reader = self.readers[0]
+        on_card = self.states.get(0) in ('training', 'stalled') and reader.memory.get('device') == 'cuda'
+        if len(self.readers) > 1 or not on_card: return
         self.card = card_readings(reader.memory.get('name', ''))
         if self.counter is None and powershell(): self.counter = SharedMemoryCounter()
         if self.counter and self.counter.latest is not None: self.card['shared_bytes'] = self.counter.latest
         if not self.card: return
-        self.card_rows.append(dict(step=reader.last_step.get('step', 0), time=time.time()) | self.card)
+        row = dict(step=reader.last_step.get('step', 0), time=time.time()) | self.card
+        self.card_rows.append(row)
         if self.opened:
-            start = len(self.card_rows) - 1
             names = ('step', 'time', 'gpu_busy', 'gpu_celsius', 'shared_bytes')
-            content, buffers = rows_message('card', {k: [self.card_rows[-1].get(k, math.nan)] for k in names}, 0, start)
+            columns = {name: [row.get(name, math.nan)] for name in names}
+            content, buffers = rows_message('card', columns, 0, len(self.card_rows) - 1)
             self.send(content | {'run': 0}, buffers)
 
     def before_sleep(self, wait):
@@ -499,7 +541,8 @@ class RunView:
             for i in range(len(self.readers)): self.send_news(i)
         self.view.facts = self.facts()
         self.read_card()
-        if self.opened and time.monotonic() - self.last_word > BEAT_SECONDS: self.send(dict(kind='beat', wait=wait + BEAT_SECONDS))
+        if self.opened and time.monotonic() - self.last_word > BEAT_SECONDS:
+            self.send(dict(kind='beat', wait=wait + BEAT_SECONDS))
         if not self.looked.is_set():
             self.view.text = self.text()
             self.looked.set()
@@ -528,6 +571,7 @@ class RunView:
         memory = reader.memory
         tiles = run_tiles(reader, state.name, self.card if state.name == 'training' else None)
         row = {tile['label']: tile['value'] for tile in tiles}
+        if tiles: row['step'] = f"{tiles[0]['value']} {tiles[0]['note']}".strip()
         answers = [n for n in reader.notices if n.get('notice_kind') == 'control']
         return dict(
             name=printable(reader.run.name),
@@ -541,8 +585,8 @@ class RunView:
             can=list(BUTTONS.get(state.name, ())),
             answer=len(answers),
             tiles=tiles if len(self.readers) == 1 else [],
-            row=dict(step=' '.join(filter(None, (row.get('step'), next((t['note'] for t in tiles if t['label'] == 'step'), '')))),
-                     loss=row.get('loss'), validation=row.get('validation'), speed=row.get('tokens/s')),
+            row=dict(step=row.get('step'), loss=row.get('loss'), validation=row.get('validation'),
+                     speed=row.get('tokens/s')),
             device=memory.get('device', ''),
             limit=memory.get('limit') if memory.get('device') == 'cuda' else None,
             shape=batch_shape(reader),
@@ -558,15 +602,18 @@ class RunView:
         for folder in nearest_runs(self.asked):
             reader = RunReader(folder)
             reader.poll()
-            nearest.append(dict(call=printable(f'dashboard({str(folder)!r})'), words=printable(f'{run_state(reader).name}, step {reader.last_step.get("step", 0):,}')))
+            words = f"{run_state(reader).name}, step {reader.last_step.get('step', 0):,}"
+            nearest.append(dict(call=printable(f'dashboard({str(folder)!r})'), words=words))
         waits = 'this view waits for one to begin' if not full else 'if one begins, it appears here'
-        return dict(title=printable(str(self.asked)), message=f'{message}; {waits}.', nearest=nearest, runs=[])
+        title = printable(str(self.asked))
+        return dict(title=title, message=f'{message}; {waits}.', nearest=nearest, runs=[])
 
     def text(self):
         "What remains where no widget is shown"
         facts = self.view.facts
         lines = [f"{r['label']}: {r['state']}. {r['sentence']} {r['next']}".rstrip() for r in facts['runs']]
-        if not lines: lines = [f"{facts['title']}: {facts['message']}"] + [n['call'] for n in facts['nearest']]
+        if not lines:
+            lines = [f"{facts['title']}: {facts['message']}"] + [n['call'] for n in facts['nearest']]
         return '\n'.join(lines)
 
     def start(self):
@@ -591,7 +638,7 @@ def widgets_available()->bool:
 OPEN_VIEWS = {}
 
 def dashboard(
-    run:str|Path|list, # a run's folder, of this kernel or of any other process, or yet to be; a folder of runs; a list
+    run:str|Path|list, # a run's folder, of any process, or yet to be; a folder of runs; a list
     every:float=2.,    # seconds between glances, at least
     interactive:bool|None=None, # None: where widgets can be shown, else a picture that stands still
 ): # what a cell that ends on it displays
