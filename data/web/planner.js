@@ -98,11 +98,14 @@ function drawPlanner(root, model) {
   root.className = 'elleci-view elleci-planner';
   root.dataset.mode = form.mode;
   root.setAttribute('role', 'region');
-  // JupyterLab takes arrow keys in command mode (they fold headings) before a slider sees them, unless it is told not to.
-  root.setAttribute('data-lm-suppress-shortcuts', 'true');
-  root.setAttribute('aria-label', looks ? 'The account of a training step' : 'The planner');
-  let theme = null, seq = 0, answered = 0, waitingSince = 0, pending = {}, drawn = null, closed = false, folderTyped = false, clock = 0;
+  let theme = null, seq = 0, answered = 0, waitingSince = 0, pending = {}, closed = false, folderTyped = false, clock = 0;
   const times = [];
+
+  // In command mode JupyterLab takes arrows and Enter before a focused element sees them, unless that element forbids it.
+  function keepKeys() {
+    const name = 'data-lm-suppress-shortcuts';
+    for (const node of root.querySelectorAll('button, input, select, summary, textarea')) if (!node.hasAttribute(name)) node.setAttribute(name, 'true');
+  }
 
   // ------------------------------------------------------------ words to the kernel
 
@@ -179,6 +182,7 @@ function drawPlanner(root, model) {
   const take = element('div.pl-take', {}, element('div.pl-buttons', {}, toml, copyCommand, show, trainButton, said), command, area, train, note);
   const figures = element('div.pl-figures', {}, verdict, source, tiles, budgets, legend, advice, changes, ...(looks ? [] : [take]));
   root.replaceChildren(head, gone, element('div.pl-columns', {}, column, figures));
+  keepKeys();
 
   function quoted(text) { return /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", `'"'"'`)}'`; }
   function trainCommand() { return `elleci_train --config ${quoted(`${folder.value.trim()}.toml`)} --out ${quoted(folder.value.trim())}`; }
@@ -259,7 +263,7 @@ function drawPlanner(root, model) {
       setText(note, p.note?.text || '');
       note.dataset.tone = p.note?.tone || '';
     }
-    drawn = p;
+    keepKeys();
     flush();
     root.planner.drawTimes.push(performance.now() - begun);
   }
