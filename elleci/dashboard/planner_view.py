@@ -298,7 +298,8 @@ def _tiles(p:PlannedRun, start:PlannedRun|None):
         at_most = '≤ ' if time.is_bound else ''
         step_change = time.step, other and other.step, '{:.3g} s'.format
         tile('seconds a step', f'{at_least}{time.step:.3g}', step_change)
-        rate, old_rate = train.tokens_per_step/time.step, other and start.config.train.tokens_per_step/other.step
+        rate = train.tokens_per_step/time.step
+        old_rate = other and start.config.train.tokens_per_step/other.step
         rate_change = rate, old_rate, '{:,.0f}'.format, False
         tile('tokens/s, forward + backward', f'{at_most}{rate:,.0f}', rate_change)
         tokens = fmt_count(train.steps*train.tokens_per_step)
@@ -358,7 +359,7 @@ def _verdict_of(p:PlannedRun, ram, pinned):
 def _source_of(p:PlannedRun):
     "Where the figures come from"
     if p.account is None:
-        return 'closed forms: the tensors alone, without what the allocator, the CUDA context and libraries hold'
+        return 'closed forms: the tensors alone, without what allocator, CUDA context and libraries hold'
     used = p.account.total_bytes - p.account.categories.get('held by the allocator', 0)
     estimated = p.closed_form.total_bytes
     return (
