@@ -39,7 +39,7 @@ function makeControl(field, moved, back) {
   let nodes, set, stops = field.options, last;
   if (field.kind === 'number') {
     const slider = element('input', { type: 'range', min: 0, 'aria-label': `${field.label}, slider`, input: () => { number.value = stops[+slider.value]; say(); moved(stops[+slider.value]); } });
-    const number = element('input.pl-number', { id, type: 'text', inputmode: 'decimal', autocomplete: 'off', change: () => moved(number.value.trim()) });
+    const number = element('input.pl-number', { id, type: 'text', inputmode: 'decimal', autocomplete: 'off', change: () => moved(number.value.trim()), keydown: e => { if (e.key === 'Enter') moved(number.value.trim()); } });
     const say = () => slider.setAttribute('aria-valuetext', number.value);
     set = value => {
       if (document.activeElement !== slider || last === undefined) stops = stopsWith(field.options, value);
@@ -63,7 +63,7 @@ function makeControl(field, moved, back) {
     set = value => { box.checked = value; };
     nodes = [box];
   } else {
-    const text = element('input.pl-text', { id, type: 'text', autocomplete: 'off', spellcheck: false, change: () => moved(text.value.trim()) });
+    const text = element('input.pl-text', { id, type: 'text', autocomplete: 'off', spellcheck: false, change: () => moved(text.value.trim()), keydown: e => { if (e.key === 'Enter') moved(text.value.trim()); } });
     set = value => { text.value = value; };
     nodes = [text];
   }
