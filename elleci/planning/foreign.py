@@ -163,7 +163,7 @@ def checkpoint_blocks(
     # transformers renamed it in version 5.
     for method in ('activation_checkpointing_enable', 'gradient_checkpointing_enable'):
         if not hasattr(model, method): continue
-        # Keys and values of a generation aren't kept then, and transformers would warn that they aren't.
+        # Checkpointing can't keep keys and values for generation; without this, transformers warns about it.
         if hasattr(model, 'config'): model.config.use_cache = False
         getattr(model, method)()
         return f'{method}()'

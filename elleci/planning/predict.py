@@ -81,7 +81,7 @@ class _Training:
         "Model, batch and optimizer on meta, and how the model was changed"
         how = []
         with torch.device('meta'), warnings.catch_warnings():
-            # Libraries speak of names that change; whoever trains will read it there.
+            # Warnings of libraries about names that will change: you'll see them when you train.
             warnings.simplefilter('ignore', FutureWarning)
             model, batch = self.make_model(), self.make_batch()
             if not isinstance(model, nn.Module):
