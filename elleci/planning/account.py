@@ -620,7 +620,9 @@ def change_line(
     overhead:Overhead, # what comes on top
 )->str:
     "What a change brings"
-    return f'{fit_answer(needed, limit, overhead):>12} with {change}: {fmt_bytes(needed)}'
+    answer = fit_answer(needed, limit, overhead)
+    if answer == 'fits only if': answer = 'may fit'
+    return f'{answer:>12} with {change}: {fmt_bytes(needed)}'
 
 
 def advice(

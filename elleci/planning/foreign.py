@@ -172,7 +172,7 @@ def checkpoint_blocks(
     if not lists: return ''
     name, blocks = max(lists, key=lambda item: sum(p.numel() for p in item[1].parameters()))
     for block in blocks: block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
-    return f"torch.utils.checkpoint around each of {name or 'the model'}'s {len(blocks)} blocks"
+    return f"torch.utils.checkpoint around each of the {len(blocks)} blocks of {name or 'the model'}"
 
 # %% ../../nbs/64_foreign_models.ipynb #462aa4bf
 class _Lora(nn.Module):
