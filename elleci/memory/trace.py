@@ -846,8 +846,8 @@ def _meta_errors_explained():
         *_, (frame, _) = traceback.walk_tb(e.__traceback__)
         if frame.f_globals.get('__name__', '').startswith('bitsandbytes'):
             raise UserError(
-                f'The step cannot be rehearsed: at {_error_line(e)} it calls bitsandbytes, whose kernels have '
-                'no rule for shapes alone: rehearse it without quantised layers.'
+                f'The step cannot be rehearsed: at {_error_line(e)} it calls bitsandbytes, whose kernels '
+                'have no rule for shapes alone: rehearse it without quantised layers.'
             ) from e
         raise
 
