@@ -5,8 +5,9 @@ data/results/peers-<commit>.json.
 
 The judge is the CPU's allocator (torch's profiler), two training steps of each model. The peers:
 torch's MemTracker under FakeTensorMode, which runs the step on tensors without bytes, too; what `accelerate
-estimate-memory` computes for AdamW in fp32 (its functions, given the model, offline); and the rule of 16 bytes
-for each parameter. The last two don't look at a batch. Seconds include building the model.
+estimate-memory` computes for AdamW in fp32 (its functions, given the model, offline); and the rule of 16
+bytes for each parameter. The last two don't look at a batch. Seconds include building the model. A peer that
+fails on a model has its error in the row.
 """
 
 import argparse, datetime, json, time

@@ -168,7 +168,7 @@ def recurrent_kernels(
             return aten.lstm.input.decompose(x, hx, params, *args)
         return _lstm_onednn(x, hx, params, *args)
     cells = {'gru': _gru_cell}
-    for name, act in (('rnn_tanh', torch.tanh_), ('rnn_relu', torch.relu_)):
+    for name, act in (('rnn_tanh', torch.tanh), ('rnn_relu', torch.relu)):
         cells[name] = functools.partial(_simple_cell, act=act)
     loops = {f'{name}.input': functools.partial(_recurrent_loop, cell) for name, cell in cells.items()}
     return {'lstm.input': lstm} | loops
