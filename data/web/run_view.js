@@ -270,7 +270,9 @@ function drawRunView(root, store, send) {
 
   function shownRuns() {
     const runs = store.facts.runs || [], alone = runs.length === 1;
-    return runs.map((facts, i) => ({ facts, run: store.run(i), i, alone, name: facts.label, colour: RUN_COLOURS[i % RUN_COLOURS.length] }))
+    // Labels of many settings stand in the table, beside the folder's name; the charts have no room for them.
+    const byFolder = new Set(runs.map(r => r.name)).size === runs.length && runs.some(r => r.label.length > 24);
+    return runs.map((facts, i) => ({ facts, run: store.run(i), i, alone, name: byFolder ? facts.name : facts.label, colour: RUN_COLOURS[i % RUN_COLOURS.length] }))
       .filter(({ i }) => !s.hidden.has(i));
   }
 

@@ -492,7 +492,8 @@ function makeChart({ onZoom = () => {}, sync = null, height = CHART_HEIGHT } = {
     const { ctx } = self, { left, top, width: w, height: h } = self.bbox, ratio = devicePixelRatio || 1;
     ctx.save();
     ctx.beginPath();
-    ctx.rect(left, top - 8 * ratio, w, h + 8 * ratio);
+    // Wide enough for the flag of a mark on the last step.
+    ctx.rect(left - 5 * ratio, top - 8 * ratio, w + 10 * ratio, h + 8 * ratio);
     ctx.clip();
     ctx.lineWidth = ratio;
     for (const mark of spec.marks || []) {
