@@ -276,6 +276,9 @@ function drawRunView(root, store, send) {
       .filter(({ i }) => !s.hidden.has(i));
   }
 
+  // What isn't there may still come, unless the run is over.
+  function yet(shown) { return shown.length && shown.every(({ facts }) => ['finished', 'stopped', 'killed'].includes(facts.state)) ? '' : ' yet'; }
+
   function weight() { return s.slider ? 1 - 10 ** (-3 * s.slider / 100) : 0; }
 
   // ------------------------------------------------------------ parts
@@ -328,7 +331,7 @@ function drawRunView(root, store, send) {
       const does = facts.can.filter(c => c !== 'save').map(command =>
         element('button', { type: 'button', disabled: store.gone, 'aria-label': `${SOONER[command]}: ${facts.name}`, click: () => ask(i, command) }, SOONER[command]));
       const cells = [facts.row.step, facts.row.loss, facts.row.validation, facts.row.speed];
-      return element('tr', {}, element('th', { scope: 'row' }, button, facts.label === facts.name ? '' : element('span.ev-note', {}, ` ${facts.name}`)),
+      return element('tr', {}, element('th', { scope: 'row' }, button, facts.label.split(', ').includes(facts.name) ? '' : element('span.ev-note', {}, ` ${facts.name}`)),
         element('td', { title: facts.sentence }, element('b', { 'data-tone': facts.tone }, facts.state)), ...cells.map(c => element('td.ev-number', {}, c || '–')), element('td', {}, ...does));
     });
     const focused = [...runTable.querySelectorAll('button')].indexOf(document.activeElement);
@@ -355,7 +358,7 @@ function drawRunView(root, store, send) {
     const n = weight() ? Math.round(1 / (1 - weight())) : 0;
     setText(smoothText, n ? `over ${n} steps` : 'off');
     all.disabled = !s.zoom;
-    setText(empty, list.length ? '' : store.facts.runs?.length ? (shown.length ? 'No step is logged yet.' : 'All runs are hidden: press one in the table.') : '');
+    setText(empty, list.length ? '' : store.facts.runs?.length ? (shown.length ? `No step is logged${yet(shown)}.` : 'All runs are hidden: press one in the table.') : '');
     empty.hidden = !empty.textContent;
     tools.hidden = !list.length;
     for (const id of Object.keys(charts)) if (!list.some(c => c.id === id)) { charts[id].close(); charts[id].root.remove(); delete charts[id]; }
@@ -380,7 +383,7 @@ function drawRunView(root, store, send) {
   function drawMemory() {
     const shown = shownRuns(), fixed = shown.map(r => r.run.fixed).find(f => f?.memory), memory = fixed?.memory;
     setText(memoryNote, memory ? (shown.length > 1 ? `Of ${shown.find(r => r.run.fixed === fixed).name}; hide it in the table above to see the next.` : '')
-      : 'memory.json is not there yet: a run writes it before its first step.');
+      : `memory.json is not there${yet(shown)}: a run writes it before its first step.`);
     memoryNote.hidden = !memoryNote.textContent;
     for (const node of [bars, legend, memoryTable, timelineBox]) node.hidden = !memory;
     if (!memory) return;
@@ -406,9 +409,9 @@ function drawRunView(root, store, send) {
   }
 
   function drawSamples() {
-    const blocks = shownRuns().flatMap(({ run, name, alone }) => run.samples.slice(alone ? -40 : -5).reverse().map(({ step, text }) =>
+    const shown = shownRuns(), blocks = shown.flatMap(({ run, name, alone }) => run.samples.slice(alone ? -40 : -5).reverse().map(({ step, text }) =>
       element('div.ev-sample', {}, element('b', {}, `${alone ? '' : `${name}, `}step ${step.toLocaleString('en-US')}`), element('pre', {}, text))));
-    tabs.panels.samples.replaceChildren(...(blocks.length ? blocks : [element('p.ev-empty', {}, 'No sample yet: the run writes one with each validation, unless its settings say otherwise.')]));
+    tabs.panels.samples.replaceChildren(...(blocks.length ? blocks : [element('p.ev-empty', {}, `No sample${yet(shown)}: a run writes one with each validation, unless its settings say otherwise.`)]));
   }
 
   function drawEvents() {
@@ -417,7 +420,7 @@ function drawRunView(root, store, send) {
     const parts = [];
     for (const { facts } of shownRuns()) if (facts.skipped) parts.push(element('p.ev-empty', {}, `${facts.skipped.toLocaleString('en-US')} lines of metrics.jsonl in ${facts.name} are no events, and left out.`));
     const table = element('div.ev-wide');
-    if (rows.length) drawTable(table, ['step', 'when', 'kind', 'what', ''], rows); else parts.push(element('p.ev-empty', {}, 'No event so far: no guard has intervened, and nobody has pressed a button.'));
+    if (rows.length) drawTable(table, ['step', 'when', 'kind', 'what', ''], rows); else parts.push(element('p.ev-empty', {}, `No event${yet(shownRuns())}: no guard has intervened, and nobody has pressed a button.`));
     tabs.panels.events.replaceChildren(...parts, table);
   }
 
@@ -444,7 +447,7 @@ function drawRunView(root, store, send) {
     tabs.bar.hidden = nothing;
     for (const [id, panel] of Object.entries(tabs.panels)) panel.hidden = nothing || id !== s.tab;
     // Of the words, a panel shows these.
-    const words = JSON.stringify((store.facts.runs || []).map(({ name, label, device, limit, shape, skipped }) => [name, label, device, limit, shape, skipped]));
+    const words = JSON.stringify((store.facts.runs || []).map(({ name, label, state, device, limit, shape, skipped }) => [name, label, state, device, limit, shape, skipped]));
     if (!nothing && (stale || words !== said)) {
       stale = false;
       said = words;
