@@ -29,7 +29,9 @@ setup(
     packages=find_packages(include=['elleci', 'elleci.*']) + ['elleci.resources'],
     package_dir={'elleci.resources': 'data'},
     package_data={
-        'elleci.resources': ['*.toml', '*/*.toml', '*/*.jsonl', '*/*.js', '*/*.css', 'web/*.txt', 'corpus/*/*.txt'],
+        'elleci.resources': [
+            '*.toml', '*/*.toml', '*/*.jsonl', '*/*.js', '*/*.css', 'web/*.txt', 'corpus/*/*.txt',
+        ],
     },
     include_package_data=False,
     entry_points={'console_scripts': cfg['console_scripts'].split(), 'nbdev': ['elleci=elleci._modidx:d']},

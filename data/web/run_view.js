@@ -9,11 +9,15 @@ const TYPES = { f4: Float32Array, f8: Float64Array };
 // ---------------------------------------------------------------- what has arrived
 
 class Columns {
-  constructor() { this.n = 0; this.epoch = -1; this.arrays = {}; this.cache = {}; }
+  constructor() { this.n = 0; this.epoch = -1; this.arrays = {}; this.cache = {}; this.forget(); }
+
+  // What was made of rows that aren't there any more.
+  forget() { this.made = {}; this.levels = {}; }
 
   // Numbers from place `from` on; whatever was there before them is replaced.
   put(names, types, buffers, from, n) {
     const room = from + n;
+    if (from < this.n) this.forget();
     names.forEach((name, i) => {
       const raw = buffers[i], Type = TYPES[types[i]];
       const values = new Type(raw.buffer.slice(raw.byteOffset, raw.byteOffset + raw.byteLength));
@@ -42,37 +46,62 @@ class Columns {
 
   // Whether any of its numbers is one.
   has(name) {
-    const key = `has ${name}`;
-    return this.cache[key] ??= !!this.get(name)?.some(Number.isFinite);
+    const all = this.get(name), seen = this.made[`has ${name}`] ||= { found: false, n: 0 };
+    for (; all && !seen.found && seen.n < this.n; seen.n++) seen.found = Number.isFinite(all[seen.n]);
+    return seen.found;
   }
 
+  // Something of all rows, until the next ones arrive.
   remember(key, compute) { return this.cache[key] ??= compute(); }
+
+  // A column made of others that grows with them: `extend(out, from, to, state)` fills its places from `from` to `to`.
+  // There is one for each key; a change of `how` makes it anew.
+  extended(key, how, Type, extend) {
+    let made = this.made[key];
+    if (made?.how !== how) made = this.made[key] = { how, n: 0, out: new Type(0), state: {} };
+    if (made.out.length < this.n) {
+      const larger = new Type(Math.ceil(this.n * 1.5) + 64);
+      larger.set(made.out.subarray(0, made.n));
+      made.out = larger;
+    }
+    if (made.n < this.n) extend(made.out, made.n, this.n, made.state);
+    made.n = this.n;
+    return made.out.subarray(0, this.n);
+  }
 }
 
-function rising(values) {
-  const out = new Float64Array(values.length);
-  let last = Number.isFinite(values[0]) ? values[0] : 0;
-  for (let i = 0; i < values.length; i++) out[i] = last = values[i] > last ? values[i] : last;
-  return out;
+// Numbers, each of which is at least the one before; `origin` becomes zero.
+function rising(values, origin = 0) {
+  return (out, from, to, state) => {
+    let last = from ? state.last : Number.isFinite(values[0]) ? values[0] - origin : 0;
+    for (let i = from; i < to; i++) out[i] = last = values[i] - origin > last ? values[i] - origin : last;
+    state.last = last;
+  };
 }
 
 // Where the rows of a table lie along x: by step, tokens read, or seconds since the first event.
 function places(run, table, by) {
-  const rows = run[table];
-  return rows.remember(`x ${by} ${run.steps.n}`, () => {
-    const step = rising(rows.get('step') || []);
-    if (by === 'step') return step;
-    if (by === 'time') {
-      const firsts = [run.steps, run.validations].map(t => t.get('time')?.[0]).filter(Number.isFinite);
-      return rising((rows.get('time') || step).map(t => t - Math.min(...firsts)));
-    }
-    const steps = places(run, 'steps', 'step'), tokens = run.steps.get('tokens') || new Float64Array(steps.length);
-    const read = run.steps.remember('read', () => {
-      let sum = 0;
-      return Float64Array.from(tokens, t => sum += Number.isFinite(t) ? t : 0);
-    });
-    return table === 'steps' ? read : step.map(s => read[clamp(lowerBound(steps, s + .5) - 1, 0, read.length - 1)] ?? 0);
+  const rows = run[table], steps = rows.get('step') || [];
+  if (by === 'step') return rows.extended('x step', '', Float64Array, rising(steps));
+  if (by === 'time') {
+    const start = startOf(run);
+    return rows.extended('x time', start, Float64Array, rising(rows.get('time') || steps, start));
+  }
+  const read = run.steps.extended('x tokens', '', Float64Array, (out, from, to, state) => {
+    const tokens = run.steps.get('tokens');
+    let sum = state.sum || 0;
+    for (let i = from; i < to; i++) out[i] = sum += Number.isFinite(tokens?.[i]) ? tokens[i] : 0;
+    state.sum = sum;
   });
+  if (table === 'steps') return read;
+  const all = places(run, 'steps', 'step');
+  return rows.remember(`x tokens ${read.length}`, () => places(run, table, 'step').map(step => read[clamp(lowerBound(all, step + .5) - 1, 0, read.length - 1)] ?? 0));
+}
+
+// Seconds since 1970 of the first thing that is known of a run.
+function startOf(run) {
+  const firsts = [run.steps, run.validations].map(table => table.get('time')?.[0]).filter(Number.isFinite);
+  return firsts.length ? Math.min(...firsts) : 0;
 }
 
 // Where an event of one step lies along x.
@@ -91,9 +120,11 @@ function newRun() { return { steps: new Columns(), validations: new Columns(), c
 function stepCurves(shown, name, { label, colour, scale = 1, by, smoothing }) {
   return shown.flatMap(({ run, colour: runColour, name: runName, alone }) => {
     if (!run.steps.has(name)) return [];
-    const y = scale === 1 ? run.steps.get(name) : run.steps.remember(`${name}*${scale}`, () => run.steps.get(name).map(v => v * scale));
-    const mean = smoothing ? run.steps.remember(`${name}*${scale} ${smoothing}`, () => smoothed(y, smoothing)) : y;
-    return [{ label: alone ? label : runName, colour: alone ? colour : runColour, x: places(run, 'steps', by), y, mean, n: run.steps.n }];
+    const rows = run.steps, raw = rows.get(name);
+    const y = scale === 1 ? raw : rows.extended(`scaled ${name}`, scale, Float32Array, (out, from, to) => { for (let i = from; i < to; i++) out[i] = raw[i] * scale; });
+    const mean = smoothing ? rows.extended(`smooth ${name}`, `${scale} ${smoothing}`, Float32Array, (out, from, to, state) => smoothed(y, smoothing, out, from, to, state)) : y;
+    const levels = rows.levels[name] ||= {}, how = `${by} ${by === 'time' ? startOf(run) : ''} ${scale} ${smoothing || 0}`;
+    return [{ label: alone ? label : runName, colour: alone ? colour : runColour, x: places(run, 'steps', by), y, mean, n: rows.n, levels, how }];
   });
 }
 
@@ -122,11 +153,10 @@ function sourcesOf(shown, prefix) {
 // A power series, watts from joules.
 function withPower(shown) {
   for (const { run } of shown) {
-    if (run.steps.arrays.joules && !run.steps.cache.power) {
-      const joules = run.steps.get('joules'), seconds = run.steps.get('seconds');
-      run.steps.arrays.power = Float32Array.from(joules, (j, i) => j / seconds[i]);
-      run.steps.cache.power = true;
-    }
+    const rows = run.steps, joules = rows.get('joules'), seconds = rows.get('seconds');
+    if (!joules || !seconds) continue;
+    rows.extended('power', '', Float32Array, (out, from, to) => { for (let i = from; i < to; i++) out[i] = joules[i] / seconds[i]; });
+    rows.arrays.power = rows.made.power.out;
   }
 }
 
@@ -190,7 +220,7 @@ function chartsOf(shown, { by, smoothing }) {
 
 function drawRunView(root, store, send) {
   const s = { by: 'step', slider: 0, log: false, zoom: null, hidden: new Set(), tab: 'curves', asked: {} };
-  let theme = null, pending = 0, closed = false;
+  let theme = null, pending = 0, closed = false, stale = true, said = '';
   root.className = 'elleci-view elleci-run';
   root.setAttribute('role', 'region');
   const heading = element('h2'), pill = element('span.ev-pill'), sentence = element('span.ev-sentence'), next = element('code.ev-next');
@@ -240,9 +270,14 @@ function drawRunView(root, store, send) {
 
   function shownRuns() {
     const runs = store.facts.runs || [], alone = runs.length === 1;
-    return runs.map((facts, i) => ({ facts, run: store.run(i), i, alone, name: facts.label, colour: RUN_COLOURS[i % RUN_COLOURS.length] }))
+    // Labels of many settings stand in the table, beside the folder's name; the charts have no room for them.
+    const byFolder = new Set(runs.map(r => r.name)).size === runs.length && runs.some(r => r.label.length > 24);
+    return runs.map((facts, i) => ({ facts, run: store.run(i), i, alone, name: byFolder ? facts.name : facts.label, colour: RUN_COLOURS[i % RUN_COLOURS.length] }))
       .filter(({ i }) => !s.hidden.has(i));
   }
+
+  // What isn't there may still come, unless the run is over.
+  function yet(shown) { return shown.length && shown.every(({ facts }) => ['finished', 'stopped', 'killed'].includes(facts.state)) ? '' : ' yet'; }
 
   function weight() { return s.slider ? 1 - 10 ** (-3 * s.slider / 100) : 0; }
 
@@ -296,7 +331,7 @@ function drawRunView(root, store, send) {
       const does = facts.can.filter(c => c !== 'save').map(command =>
         element('button', { type: 'button', disabled: store.gone, 'aria-label': `${SOONER[command]}: ${facts.name}`, click: () => ask(i, command) }, SOONER[command]));
       const cells = [facts.row.step, facts.row.loss, facts.row.validation, facts.row.speed];
-      return element('tr', {}, element('th', { scope: 'row' }, button, facts.label === facts.name ? '' : element('span.ev-note', {}, ` ${facts.name}`)),
+      return element('tr', {}, element('th', { scope: 'row' }, button, facts.label.split(', ').includes(facts.name) ? '' : element('span.ev-note', {}, ` ${facts.name}`)),
         element('td', { title: facts.sentence }, element('b', { 'data-tone': facts.tone }, facts.state)), ...cells.map(c => element('td.ev-number', {}, c || '–')), element('td', {}, ...does));
     });
     const focused = [...runTable.querySelectorAll('button')].indexOf(document.activeElement);
@@ -307,12 +342,12 @@ function drawRunView(root, store, send) {
   function marksOf(shown) {
     if (shown.length !== 1) return [];
     const { run } = shown[0];
-    return run.events.filter(e => e.kind).slice(-80).map(e => ({ x: placeOf(run, e, s.by), label: `step ${e.step.toLocaleString('en-US')}: ${e.text}`, quiet: e.quiet }));
+    return run.events.filter(e => e.kind).slice(-80).map(e => ({ x: placeOf(run, e, s.by), label: `step ${grouped(e.step, 0, 0)}: ${e.text}`, quiet: e.quiet }));
   }
 
   function drawCurves() {
     const shown = shownRuns(), list = chartsOf(shown, { by: s.by, smoothing: weight() }), marks = marksOf(shown);
-    const seconds = v => durationText(v), tokens = v => `${tickTexts([v])[0]} tokens`, step = v => `step ${Math.round(v).toLocaleString('en-US')}`;
+    const seconds = v => durationText(v), tokens = v => `${tickTexts([v])[0]} tokens`, step = v => `step ${grouped(Math.round(v), 0, 0)}`;
     const xText = { step, tokens, time: seconds }[s.by];
     // One stretch for all charts, from the first point of any curve to the last.
     let [low, high] = [Infinity, -Infinity];
@@ -323,7 +358,7 @@ function drawRunView(root, store, send) {
     const n = weight() ? Math.round(1 / (1 - weight())) : 0;
     setText(smoothText, n ? `over ${n} steps` : 'off');
     all.disabled = !s.zoom;
-    setText(empty, list.length ? '' : store.facts.runs?.length ? (shown.length ? 'No step is logged yet.' : 'All runs are hidden: press one in the table.') : '');
+    setText(empty, list.length ? '' : store.facts.runs?.length ? (shown.length ? `No step is logged${yet(shown)}.` : 'All runs are hidden: press one in the table.') : '');
     empty.hidden = !empty.textContent;
     tools.hidden = !list.length;
     for (const id of Object.keys(charts)) if (!list.some(c => c.id === id)) { charts[id].close(); charts[id].root.remove(); delete charts[id]; }
@@ -348,7 +383,7 @@ function drawRunView(root, store, send) {
   function drawMemory() {
     const shown = shownRuns(), fixed = shown.map(r => r.run.fixed).find(f => f?.memory), memory = fixed?.memory;
     setText(memoryNote, memory ? (shown.length > 1 ? `Of ${shown.find(r => r.run.fixed === fixed).name}; hide it in the table above to see the next.` : '')
-      : 'memory.json is not there yet: a run writes it before its first step.');
+      : `memory.json is not there${yet(shown)}: a run writes it before its first step.`);
     memoryNote.hidden = !memoryNote.textContent;
     for (const node of [bars, legend, memoryTable, timelineBox]) node.hidden = !memory;
     if (!memory) return;
@@ -374,18 +409,18 @@ function drawRunView(root, store, send) {
   }
 
   function drawSamples() {
-    const blocks = shownRuns().flatMap(({ run, name, alone }) => run.samples.slice(alone ? -40 : -5).reverse().map(({ step, text }) =>
+    const shown = shownRuns(), blocks = shown.flatMap(({ run, name, alone }) => run.samples.slice(alone ? -40 : -5).reverse().map(({ step, text }) =>
       element('div.ev-sample', {}, element('b', {}, `${alone ? '' : `${name}, `}step ${step.toLocaleString('en-US')}`), element('pre', {}, text))));
-    tabs.panels.samples.replaceChildren(...(blocks.length ? blocks : [element('p.ev-empty', {}, 'No sample yet: the run writes one with each validation, unless its settings say otherwise.')]));
+    tabs.panels.samples.replaceChildren(...(blocks.length ? blocks : [element('p.ev-empty', {}, `No sample${yet(shown)}: a run writes one with each validation, unless its settings say otherwise.`)]));
   }
 
   function drawEvents() {
     const rows = shownRuns().flatMap(({ run, name, alone }) => run.events.slice(-200).reverse().map(e =>
-      [{ text: e.step.toLocaleString('en-US'), number: true }, e.time ? new Date(e.time * 1000).toLocaleString() : '', { text: e.kind || 'note', tone: e.kind && !e.quiet ? 'bad' : '' }, e.text, alone ? '' : name]));
+      [{ text: grouped(e.step, 0, 0), number: true }, e.time ? new Date(e.time * 1000).toLocaleString() : '', { text: e.kind || 'note', tone: e.kind && !e.quiet ? 'bad' : '' }, e.text, alone ? '' : name]));
     const parts = [];
     for (const { facts } of shownRuns()) if (facts.skipped) parts.push(element('p.ev-empty', {}, `${facts.skipped.toLocaleString('en-US')} lines of metrics.jsonl in ${facts.name} are no events, and left out.`));
     const table = element('div.ev-wide');
-    if (rows.length) drawTable(table, ['step', 'when', 'kind', 'what', ''], rows); else parts.push(element('p.ev-empty', {}, 'No event so far: no guard has intervened, and nobody has pressed a button.'));
+    if (rows.length) drawTable(table, ['step', 'when', 'kind', 'what', ''], rows); else parts.push(element('p.ev-empty', {}, `No event${yet(shownRuns())}: no guard has intervened, and nobody has pressed a button.`));
     tabs.panels.events.replaceChildren(...parts, table);
   }
 
@@ -411,7 +446,11 @@ function drawRunView(root, store, send) {
     const nothing = !store.facts.runs?.length;
     tabs.bar.hidden = nothing;
     for (const [id, panel] of Object.entries(tabs.panels)) panel.hidden = nothing || id !== s.tab;
-    if (!nothing) {
+    // Of the words, a panel shows these.
+    const words = JSON.stringify((store.facts.runs || []).map(({ name, label, state, device, limit, shape, skipped }) => [name, label, state, device, limit, shape, skipped]));
+    if (!nothing && (stale || words !== said)) {
+      stale = false;
+      said = words;
       if (s.tab === 'curves') drawCurves();
       if (s.tab === 'memory') drawMemory();
       if (s.tab === 'samples') drawSamples();
@@ -424,8 +463,11 @@ function drawRunView(root, store, send) {
     if (store.arrived && !root.runView.painted) requestAnimationFrame(() => { root.runView.painted = performance.now(); });
   }
 
-  // Once a frame at most, and only for what is seen.
-  function schedule() { if (!pending) pending = requestAnimationFrame(draw); }
+  // Once a frame at most, and only for what is seen; new words alone leave the panel as it is.
+  function schedule(onlyWords = false) {
+    if (!onlyWords) stale = true;
+    if (!pending) pending = requestAnimationFrame(draw);
+  }
 
   root.runView = { state: s, store, charts, timeline, times: [], painted: 0, draw, contrast, readable, get theme() { return theme; }, zoomTo };
   const endTheme = followTheme(root, colours => { theme = colours; schedule(); });
@@ -447,7 +489,7 @@ function drawRunView(root, store, send) {
 export default () => {
   const store = { facts: {}, runs: [], views: new Set(), gone: false, lastWord: Date.now(), wait: 20, arrived: false,
     run(i) { return this.runs[i] ||= newRun(); },
-    changed() { for (const view of this.views) view(); } };
+    changed(onlyWords = false) { for (const view of this.views) view(onlyWords); } };
   let clock = 0;
 
   function receive(message, buffers) {
@@ -475,10 +517,10 @@ export default () => {
   return {
     initialize({ model }) {
       store.facts = model.get('facts');
-      const onFacts = () => { store.facts = model.get('facts'); store.lastWord = Date.now(); store.gone = false; store.changed(); };
+      const onFacts = () => { store.facts = model.get('facts'); store.lastWord = Date.now(); store.gone = false; store.changed(true); };
       const onMessage = (message, buffers) => {
         const wasGone = store.gone, question = receive(message, buffers);
-        if (wasGone) store.changed();
+        if (wasGone) store.changed(true);
         if (question) model.send(question);
       };
       model.on('change:facts', onFacts);
@@ -487,7 +529,7 @@ export default () => {
       clock = setInterval(() => {
         if (store.gone || Date.now() - store.lastWord < 1000 * (store.wait + 12)) return;
         store.gone = true;
-        store.changed();
+        store.changed(true);
       }, 1000);
       return () => {
         clearInterval(clock);

@@ -32,13 +32,19 @@ function bytesText(n) {
   return `${sign}${unit ? rest.toFixed(rest < 10 ? 2 : rest < 100 ? 1 : 0) : rest} ${units[unit]}`;
 }
 
+// With thousands apart, and from `least` to `most` decimals. What it is made with is kept: making it takes longer than using it.
+function grouped(v, least, most) {
+  const known = grouped.known ||= {}, format = known[`${least} ${most}`] ||= new Intl.NumberFormat('en-US', { minimumFractionDigits: least, maximumFractionDigits: most });
+  return format.format(v).replace('-', '−');
+}
+
 // A number with about so many digits that count, and thousands apart.
 function numberText(v, digits = 4) {
   if (!Number.isFinite(v)) return '–';
   const size = Math.abs(v);
   if (size && (size < 1e-3 || size >= 1e9)) return v.toExponential(Math.min(digits - 1, 3)).replace(/\.?0*e\+?/, 'e').replaceAll('-', '−');
   const decimals = size >= 1000 ? 0 : clamp(digits - 1 - Math.floor(Math.log10(size || 1)), 0, 8);
-  return v.toLocaleString('en-US', { maximumFractionDigits: decimals, minimumFractionDigits: size && size < 1000 ? Math.min(decimals, 3) : 0 }).replace('-', '−');
+  return grouped(v, size && size < 1000 ? Math.min(decimals, 3) : 0, decimals);
 }
 
 function durationText(seconds) {
@@ -63,7 +69,7 @@ function tickTexts(ticks) {
   // Steps of 2.5 need a digit more.
   if (Math.abs(step / scale * 10 ** decimals - Math.round(step / scale * 10 ** decimals)) > 1e-6) decimals++;
   return ticks.map(t => {
-    const text = (t / scale).toLocaleString('en-US', { minimumFractionDigits: decimals, maximumFractionDigits: decimals }).replace('-', '−');
+    const text = grouped(t / scale, decimals, decimals);
     return t === 0 ? '0' : text + letter;
   });
 }
@@ -247,61 +253,113 @@ function lowerBound(sorted, value, n = sorted.length) {
   return low;
 }
 
-// An exponential mean that is not pulled towards its first value; NaN is passed over. weight 0: as it is.
-function smoothed(y, weight, n = y.length) {
-  if (!weight) return y;
-  const out = new Float32Array(n);
-  let sum = 0, share = 0;
-  for (let i = 0; i < n; i++) {
-    if (Number.isFinite(y[i])) {
+// An exponential mean that is not pulled towards its first value; NaN is passed over. It fills the places of `out` from
+// `from` to `to`; `state` holds where it stands, so that it goes on with the numbers that come later.
+function smoothed(y, weight, out = new Float32Array(y.length), from = 0, to = y.length, state = {}) {
+  let { sum = 0, share = 0 } = state;
+  for (let i = from; i < to; i++) {
+    const finite = Number.isFinite(y[i]);
+    if (finite) {
       sum = weight * sum + (1 - weight) * y[i];
       share = weight * share + 1 - weight;
     }
-    out[i] = Number.isFinite(y[i]) ? sum / share : NaN;
+    out[i] = finite ? sum / share : NaN;
   }
+  Object.assign(state, { sum, share });
   return out;
 }
 
-// Curves of any length as columns of one width: [xs, mean, low, high, mean, low, high, …], at most `columns` of them.
-// Few points stay as they are; many are put together by place: the mean, the lowest and the highest of each column.
+// The columns of one width that a curve's points fall into; column k holds x from k·width up to (k + 1)·width.
+class Level {
+  constructor(how, width) { Object.assign(this, { how, width, n: 0, first: 0, size: 0, sums: [] }); }
+
+  // Take the points that have come since: up to `to`, from `from` if it begins here.
+  extend({ x, y, mean = y }, from, to) {
+    if (!this.n) { this.n = from; this.first = Math.floor(x[from] / this.width); }
+    if (this.n >= to) return;
+    const needed = Math.floor(x[to - 1] / this.width) - this.first + 1;
+    if (needed > (this.sums[0]?.length ?? 0)) {
+      this.sums = [0, 0, 0, Infinity, -Infinity].map((empty, k) => {
+        const larger = new Float64Array(Math.ceil(needed * 1.5) + 16).fill(empty);
+        if (this.sums[k]) larger.set(this.sums[k]);
+        return larger;
+      });
+    }
+    this.size = needed;
+    const [counts, xs, means, lows, highs] = this.sums, { width, first } = this;
+    for (let i = this.n; i < to; i++) {
+      const value = mean[i], raw = y[i], at = x[i];
+      if (value - value !== 0 || at - at !== 0) continue;        // not finite
+      const k = Math.floor(at / width) - first;
+      counts[k]++;
+      xs[k] += at;
+      means[k] += value;
+      if (raw < lows[k]) lows[k] = raw;
+      if (raw > highs[k]) highs[k] = raw;
+    }
+    this.n = to;
+  }
+}
+
+// Curves of any length as columns of one width: [xs, mean, low, high, mean, low, high, …], at most `columns` of them
+// and one more at either side, so that lines run out of the picture. Few points stay as they are; many are put together
+// by place: the mean, the lowest and the highest of each column. Widths are powers of two, so that a column stays the
+// same when points are appended; a curve with `levels` keeps its columns there, for as long as `how` stays.
 function reduceCurves(curves, x0, x1, columns) {
   const ranges = curves.map(({ x, n = x.length }) =>
     [Math.max(0, lowerBound(x, x0, n) - 1), Math.min(n, lowerBound(x, x1, n) + 1)]);
   const points = ranges.reduce((sum, [from, to]) => sum + to - from, 0);
-  const exact = points <= columns;
-  let xs;
-  if (exact) {
-    const all = new Float64Array(points);
-    let at = 0;
-    curves.forEach(({ x }, c) => { for (let i = ranges[c][0]; i < ranges[c][1]; i++) all[at++] = x[i]; });
-    xs = Array.from(new Set(all.sort())).filter(Number.isFinite);
+  if (points <= columns) return exactCurves(curves, ranges, points);
+  const width = 2 ** Math.ceil(Math.log2((x1 - x0) / columns || 1));
+  const start = Math.floor(x0 / width) - 1, size = Math.floor(x1 / width) + 2 - start;
+  const levels = curves.map((curve, c) => {
+    const { x, n = x.length, levels: kept } = curve;
+    // A stretch of a long curve isn't worth keeping; the whole of it is.
+    if (!kept || ranges[c][1] - ranges[c][0] < n / 2) {
+      const level = new Level('', width);
+      level.extend(curve, ...ranges[c]);
+      return level;
+    }
+    if (kept.last?.how !== curve.how || kept.last.width !== width) kept.last = new Level(curve.how, width);
+    kept.last.extend(curve, 0, n);
+    return kept.last;
+  });
+  const counts = new Float64Array(size), xs = new Float64Array(size);
+  for (const level of levels) {
+    for (let k = Math.max(0, start - level.first); k < Math.min(level.size, start + size - level.first); k++) {
+      counts[k + level.first - start] += level.sums[0][k];
+      xs[k + level.first - start] += level.sums[1][k];
+    }
   }
-  const width = (x1 - x0) / columns || 1;
-  // One column more at either side holds what comes next, so that lines run out of the picture.
-  const size = exact ? xs.length : columns + 2;
-  const out = [exact ? xs : new Array(size).fill(0)], counts = exact ? null : new Uint32Array(size);
+  const kept = Array.from(counts.keys()).filter(i => counts[i]);
+  const out = [kept.map(i => xs[i] / counts[i])];
+  for (const { first, size: most, sums: [count, , means, lows, highs] } of levels) {
+    const read = f => kept.map(i => { const k = i + start - first; return k >= 0 && k < most && count[k] ? f(k) : null; });
+    out.push(read(k => means[k] / count[k]), read(k => lows[k]), read(k => highs[k]));
+  }
+  return out;
+}
+
+function exactCurves(curves, ranges, points) {
+  const all = new Float64Array(points);
+  let at = 0;
+  curves.forEach(({ x }, c) => { for (let i = ranges[c][0]; i < ranges[c][1]; i++) all[at++] = x[i]; });
+  const xs = Array.from(new Set(all.sort())).filter(Number.isFinite), out = [xs];
   curves.forEach(({ x, y, mean = y }, c) => {
-    const [means, lows, highs] = [0, 1, 2].map(() => new Array(size).fill(null));
-    const counted = new Uint32Array(size);
+    const [means, lows, highs] = [0, 1, 2].map(() => new Array(xs.length).fill(null));
+    const counted = new Uint32Array(xs.length);
     let place = 0;
     for (let i = ranges[c][0]; i < ranges[c][1]; i++) {
-      const value = mean[i], raw = y[i];
-      if (!Number.isFinite(value) || !Number.isFinite(x[i])) continue;
-      if (exact) while (xs[place] < x[i]) place++;
-      else {
-        place = clamp(Math.floor((x[i] - x0) / width) + 1, 0, columns + 1);
-        out[0][place] += (x[i] - out[0][place]) / ++counts[place];
-      }
-      means[place] = counted[place] ? means[place] + (value - means[place]) / (counted[place] + 1) : value;
-      lows[place] = counted[place] ? Math.min(lows[place], raw) : raw;
-      highs[place] = counted[place] ? Math.max(highs[place], raw) : raw;
+      if (!Number.isFinite(mean[i]) || !Number.isFinite(x[i])) continue;
+      while (xs[place] < x[i]) place++;
+      means[place] = counted[place] ? means[place] + (mean[i] - means[place]) / (counted[place] + 1) : mean[i];
+      lows[place] = counted[place] ? Math.min(lows[place], y[i]) : y[i];
+      highs[place] = counted[place] ? Math.max(highs[place], y[i]) : y[i];
       counted[place]++;
     }
     out.push(means, lows, highs);
   });
-  if (exact) return out;
-  const kept = Array.from(counts.keys()).filter(i => counts[i]);
-  return out.map(column => kept.map(i => column[i]));
+  return out;
 }
 
 // Round places of ticks on a scale of powers: 1, 2, 5 times a power of ten, or even steps where that is too few.
@@ -434,7 +492,8 @@ function makeChart({ onZoom = () => {}, sync = null, height = CHART_HEIGHT } = {
     const { ctx } = self, { left, top, width: w, height: h } = self.bbox, ratio = devicePixelRatio || 1;
     ctx.save();
     ctx.beginPath();
-    ctx.rect(left, top - 8 * ratio, w, h + 8 * ratio);
+    // Wide enough for the flag of a mark on the last step.
+    ctx.rect(left - 5 * ratio, top - 8 * ratio, w + 10 * ratio, h + 8 * ratio);
     ctx.clip();
     ctx.lineWidth = ratio;
     for (const mark of spec.marks || []) {
@@ -522,7 +581,7 @@ function makeChart({ onZoom = () => {}, sync = null, height = CHART_HEIGHT } = {
     let [x0, x1] = spec.zoom || extent;
     if (!(x1 > x0)) [x0, x1] = Number.isFinite(x0) ? [x0 - 1, x0 + 1] : [0, 1];
     view = [x0, x1];
-    data = reduceCurves(spec.curves, x0, x1, clamp(Math.round(width * .6), 150, 2000));
+    data = reduceCurves(spec.curves, x0, x1, clamp(Math.round(width * .8), 200, 2000));
     yRange = rangeOfValues(spec.curves.map((_, c) => data[3 * c + 1]), {
       log: spec.log, fromZero: spec.fromZero, limit: spec.limit?.y, stacked: spec.curves.some(c => c.area),
     }) || (spec.log ? [1, 10] : [0, 1]);

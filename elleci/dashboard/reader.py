@@ -101,13 +101,15 @@ def _step_decoder():
 
 # What only other events than steps have.
 _SPECIAL_FIELDS = (*sorted(TEXT_FIELDS), *RENAMED_FIELDS, 'resumed')
+_special_fields = operator.attrgetter(*_SPECIAL_FIELDS)
+_NO_SPECIAL_FIELDS = (None,)*len(_SPECIAL_FIELDS)
 
 
 def _is_plain_step(row):
     "Whether a decoded line is a step whose numbers are all that we need of it"
     # A missing number is NaN, which differs from itself.
     if row.loss != row.loss or row.val_loss == row.val_loss: return False
-    return all(getattr(row, name) is None for name in _SPECIAL_FIELDS)
+    return _special_fields(row) == _NO_SPECIAL_FIELDS
 
 
 def _decode_steps(

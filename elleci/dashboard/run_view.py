@@ -491,7 +491,8 @@ class RunView:
 
     def show(self, reader, running):
         "Called by the thread for what is new"
-        if self.opened: self.send_news(self.readers.index(reader))
+        # After a hello, all of it is sent when the glance is over.
+        if self.opened and not self.hello: self.send_news(self.readers.index(reader))
 
     def send_news(self, i):
         "The rows and events of a run that the browser lacks"
