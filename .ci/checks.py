@@ -217,11 +217,14 @@ have = needs('torch', set()) | needs('numpy', set())
 norm = lambda d: d.lower().replace('_', '-')
 allowed = {m for m, dists in md.packages_distributions().items() if any(norm(d) in have for d in dists)}
 allowed |= {*sys.stdlib_module_names, 'elleci'}
-class Block:
+# Nothing else is found, by `import` or by a library that asks whether it is there.
+class Allowed:
+    def __init__(self, finder): self.finder = finder
+    def __getattr__(self, name): return getattr(self.finder, name)
     def find_spec(self, name, path=None, target=None):
-        if name.startswith('__editable__') or name.split('.')[0] in allowed: return None
-        raise ModuleNotFoundError(f'{name} is not torch or numpy', name=name)
-sys.meta_path.insert(0, Block())
+        if not name.startswith('__editable__') and name.split('.')[0] not in allowed: return None
+        return self.finder.find_spec(name, path, target)
+sys.meta_path[:] = map(Allowed, sys.meta_path)
 import importlib
 for gone in ('tqdm', 'tokenizers', 'matplotlib', 'lion_pytorch', 'triton', 'mamba_ssm', 'einops', 'IPython'):
     try: importlib.import_module(gone)

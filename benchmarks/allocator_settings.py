@@ -1,4 +1,4 @@
-"""What the settings of PyTorch's allocator do to one step of elleci-1b5: data/results/allocator_settings-<commit>.json.
+"""What the settings of the allocator do to a step of elleci-1b5: data/results/allocator_settings-<commit>.json.
 
     python benchmarks/allocator_settings.py
 

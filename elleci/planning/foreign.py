@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
-from ..core import UserError, optional
+from ..core import UserError, optional, pip_install
 from ..files import installed_file
 from ..optim.optimizers import Lion8
 
@@ -137,7 +137,7 @@ def hf_model_maker(
     transformers = optional('transformers')
     if transformers is None:
         raise UserError(
-            '--hf-config needs transformers: pip install transformers (or ask by size, as in --shape 8B).'
+            f'--hf-config needs transformers: {pip_install("transformers")} (or ask by size: --shape 8B).'
         )
     try:
         settings = json.loads(file.read_text(encoding='utf-8'))
