@@ -1,4 +1,4 @@
-"""What the settings of the allocator do to a step of elleci-1b5: data/results/allocator_settings-<commit>.json.
+"""What the settings of the allocator do to a step of elleci-1b5: data/results/allocator_settings-*.json.
 
     python benchmarks/allocator_settings.py
 
