@@ -222,7 +222,8 @@ class Allowed:
     def __init__(self, finder): self.finder = finder
     def __getattr__(self, name): return getattr(self.finder, name)
     def find_spec(self, name, path=None, target=None):
-        if not name.startswith('__editable__') and name.split('.')[0] not in allowed: return None
+        ours = name.startswith(('__editable__', '_sysconfigdata'))
+        if not ours and name.split('.')[0] not in allowed: return None
         return self.finder.find_spec(name, path, target)
 sys.meta_path[:] = map(Allowed, sys.meta_path)
 import importlib

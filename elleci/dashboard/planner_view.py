@@ -17,9 +17,9 @@ from ..config import _field_comments
 from ..toml import parse_seq_len_schedule, to_toml
 from ..memory.allocator import replay
 from ..memory.ledger import CARD_SPECS, CARDS, card_bytes, card_key, parameter_counts, parse_bytes
-from ..memory.ledger import residual_itemsize
+from ..memory.ledger import Overhead, card_overhead, residual_itemsize
 from ..memory.trace import Trace
-from ..planning.account import Account, _changes
+from ..planning.account import Account, _changes, fit_answer
 from ..planning.cost import BINDS, fmt_seconds, length_phases
 from ..planning.planner import _kept_bytes, fit_plan, plan_config
 from ..planning.planner import PlannedRun, refine_with_account, run_in_subprocess, suggest_changes
@@ -340,12 +340,21 @@ def _legend(bars):
     return [dict(name=name, colour=colour, text=', '.join(ts)) for (name, colour), ts in texts.items()]
 
 
-def _verdict(needs, limits, subject='It'):
+def _verdict(needs, limits, subject='It', overhead=Overhead(0, 0)):
     "Whether the budgets do, in a sentence and a tone; `needs` and `limits` are {what: bytes}, the card first"
+    others = 'the CUDA context and cuBLAS workspaces'
     over = [f'{fmt_bytes(n - limits[what])} of {what}' for what, n in needs.items() if n > limits[what]]
     if over: return dict(text=f'{subject} does not fit: {" and ".join(over)} too much.', tone='bad')
-    spare = fmt_bytes(limits['the card'] - needs['the card'])
-    return dict(text=f'{subject} fits, with {spare} of the card to spare.', tone='good')
+    spare = limits['the card'] - needs['the card']
+    answer = fit_answer(needs['the card'], limits['the card'], overhead)
+    if answer == 'does not fit':
+        return dict(text=f'{subject} does not fit: {others} take at least {fmt_bytes(overhead.least)}, and '
+                         f'{fmt_bytes(spare)} are left for them.', tone='bad')
+    if answer == 'fits only if':
+        return dict(text=f'{subject} fits only if {others} take at most {fmt_bytes(spare)}.', tone='warn')
+    least = 'at least ' if overhead.most else ''
+    spare = fmt_bytes(spare - overhead.most)
+    return dict(text=f'{subject} fits, with {least}{spare} of the card to spare.', tone='good')
 
 
 def _verdict_of(p:PlannedRun, ram, pinned):
@@ -353,7 +362,8 @@ def _verdict_of(p:PlannedRun, ram, pinned):
     beside, locked = (sum(part.values()) for part in ram_parts(p.config.model, p.config.train))
     needs = {'the card': p.best.total_bytes, 'RAM': beside, 'pinned memory': locked}
     limits = {'the card': p.limit_bytes, 'RAM': ram, 'pinned memory': pinned}
-    return _verdict(needs, limits, 'It' if p.account else 'By the closed forms it')
+    if p.account is None: return _verdict(needs, limits, 'By the closed forms it')
+    return _verdict(needs, limits, overhead=card_overhead(p.card))
 
 
 def _source_of(p:PlannedRun):
@@ -365,7 +375,7 @@ def _source_of(p:PlannedRun):
     return (
         f'rehearsed: {fmt_bytes(used)} in use at the peak ({p.account.peak}), the rest is held by the '
         f'allocator; the closed forms had said {fmt_bytes(estimated)} ({estimated/used - 1:+.1%}); the CUDA '
-        'context and library workspaces, not measured here, come out of what is to spare'
+        f'context and cuBLAS workspaces are estimated: {card_overhead(p.card)}'
     )
 
 # %% ../../nbs/81_planner_view.ipynb #f66b8c2f
@@ -771,8 +781,9 @@ def plan_text(
     return '\n'.join([*lines, *p.suggestions])
 
 # %% ../../nbs/81_planner_view.ipynb #2b43d9a8
-def _looked_at(x, limit:int):
+def _looked_at(x, card:str):
     "What is shown of a prediction, a trace, or an account of ours that is not of a card"
+    limit = card_bytes(card)
     trace = x if isinstance(x, Trace) else x.trace
     replayed = getattr(x, 'replay', None) or (replay(trace.replay_events()) if isinstance(x, Trace) else None)
     categories = {k: v for k, v in (trace.breakdown() if isinstance(x, Trace) else x.categories).items() if v}
@@ -783,17 +794,17 @@ def _looked_at(x, limit:int):
     if reserved > allocated: categories['held by the allocator'] = reserved - allocated
     op = trace.peak_operator()
     bars = [_bar('card', categories, limit, BAR_COLOURS)]
-    advice = getattr(x, 'suggestions', ())
-    if not isinstance(advice, (list, tuple)): advice = ()
+    # What would fit was tried for the card of the prediction.
+    advice = x.change_lines() if isinstance(x, Prediction) and x.limit == limit else ()
     spare = limit - reserved
     at_rest = sum(trace.breakdown(len(trace.events) - 1).values())
     room = dict(label='to spare', value=fmt_bytes(spare))
     if spare < 0: room = dict(label='too much', value=fmt_bytes(-spare), tone='bad')
     return dict(
         problem='',
-        verdict=_verdict({'the card': reserved}, {'the card': limit}),
+        verdict=_verdict({'the card': reserved}, {'the card': limit}, overhead=card_overhead(card)),
         source=f'the peak is made by {op.op} in the {op.phase} phase, layer {op.layer or "(none)"}; the CUDA '
-               'context and library workspaces, not measured here, come out of what is to spare',
+               f'context and cuBLAS workspaces are estimated: {card_overhead(card)}',
         tiles=[
             dict(label='on the card', value=fmt_bytes(reserved)),
             room,
@@ -827,7 +838,7 @@ class LookPanel:
         self.show({name: message.get(name) for name in ('client', 'seq')})
 
     def show(self, asked_by=None):
-        looked = _looked_at(self.x, card_bytes(self.card))
+        looked = _looked_at(self.x, self.card)
         self.plan = looked | dict(values=dict(card=self.card)) | (asked_by or {})
         if not self.view: return
         self.view.plan = self.plan
@@ -862,6 +873,7 @@ def _planner_class():
 
 def _card_of(start):
     "The card that something was predicted for; where none was, rtx-4070"
+    if isinstance(start, Prediction): return start.card
     limit = getattr(start, 'limit', None)
     if not isinstance(limit, int): return 'rtx-4070'
     if limit == CARDS['rtx-4070']: return 'rtx-4070'
