@@ -91,6 +91,8 @@ class KnownValues:
         if not t.is_meta: return (t, False) if t.numel() <= MOST_KNOWN else None
         known = self.storages.get(t.untyped_storage()._cdata)
         if known is None or known.flat.dtype != t.dtype: return None
+        # An operator may have resized the storage since.
+        if known.flat.nbytes != t.untyped_storage().nbytes(): return None
         return known.flat.as_strided(t.shape, t.stride(), t.storage_offset()), known.assumed
 
     def answer(self, t):
@@ -109,7 +111,8 @@ class KnownValues:
 
     def write(self, t, value, assumed):
         "From now on the values of `t`, a whole storage, are known"
-        if t.storage_offset() or t.numel() > MOST_KNOWN: return
+        # A storage without bytes is not tracked, so nobody would say when it is gone.
+        if not t.numel() or t.storage_offset() or t.numel() > MOST_KNOWN: return
         flat = torch.empty(t.untyped_storage().nbytes()//max(1, t.itemsize), dtype=t.dtype)
         flat.as_strided(t.shape, t.stride()).copy_(value)
         self.storages[t.untyped_storage()._cdata] = _Known(flat, assumed)
