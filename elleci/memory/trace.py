@@ -547,7 +547,7 @@ class Recorder(TorchDispatchMode):
         if counted is not None: return counted
         # A mask as an index is two operators on a device; `places` live as long as this one.
         args, places = self._without_masks(op, args) if func in INDEXING else (args, None)
-        work = self._ask(op, args, kwargs) if self.target == 'cpu' and asks_library(func, args) else None
+        work = self._ask(op, args, kwargs) if self.asks and asks_library(func, args) else None
         if work is not None: return self._play(op, work, args)
         if writes_in_place(func, args, kwargs, frame): return args[0]
         temporaries = find_temporaries(self.target, func, args, kwargs)
@@ -922,6 +922,7 @@ def dry_run(
     on_host=(),      # tensors on meta that lie in host memory from the start: weights, states, buffers
     max_questions:int=1000, # that one line of the step may ask about values, in all steps together
     experts='balanced', # how a mixture's tokens spread; 1.25: the fullest expert has 1.25 even shares
+    ask:bool=True,   # for 'cpu': run single operators, to see what they take beside their tensors
 )->Trace:
     "Run real training steps on meta tensors and write down their memory; `UserError` where that cannot be"
     if steps < 1:
@@ -931,6 +932,7 @@ def dry_run(
     _check_on_meta(model, inputs, on_host)
     _check_kinds(model)
     recorder = Recorder(target, model, inputs, on_host, max_questions, load_of(experts))
+    recorder.asks = ask and target == 'cpu'
     # The step may drop tensors that lie on the host, so we must not hold them.
     host_tensors = [weakref.ref(t) for t in on_host]
     del on_host

@@ -66,7 +66,7 @@ def _trace_every_block(
     def step():
         # Our engines never name a device, so nothing has to look for `device='cuda'` in each call of torch.
         with torch._C.DisableTorchFunction(): engine.step(traced)
-    return dry_run(step, model, inputs, target, steps, on_host=on_host)
+    return dry_run(step, model, inputs, target, steps, on_host=on_host, ask=False)
 
 # %% ../../nbs/64_account.ipynb #4303ea0c
 def _without_mapped_states(
