@@ -493,10 +493,12 @@ class Recorder(TorchDispatchMode):
         on_host=(),      # tensors that lie in host memory from the start
         max_questions:int=1000, # that one line may ask about values, in all steps together
         load:float=1.,   # tokens of the fullest expert of a mixture, in even shares
+        ask:bool=True,   # see `dry_run`
     ):
         super().__init__()
         sole_owner_counts()     # found out while autograd can still be watched
         self.target = target
+        self.asks = ask and target == 'cpu'
         self.position = _StepPosition(model)
         self.log = _AllocationLog(self.position, on_host)
         self.operators = {}          # id of an operator: `_OperatorInfo`
@@ -931,8 +933,7 @@ def dry_run(
     inputs = list(inputs.values() if isinstance(inputs, dict) else inputs)
     _check_on_meta(model, inputs, on_host)
     _check_kinds(model)
-    recorder = Recorder(target, model, inputs, on_host, max_questions, load_of(experts))
-    recorder.asks = ask and target == 'cpu'
+    recorder = Recorder(target, model, inputs, on_host, max_questions, load_of(experts), ask)
     # The step may drop tensors that lie on the host, so we must not hold them.
     host_tensors = [weakref.ref(t) for t in on_host]
     del on_host
