@@ -199,7 +199,7 @@ function drawPlanner(root, model) {
       drawBars(box.children[0], { rows: [bar], limit: bar.limit, limitLabel: 'limit' });
       box.children[0].querySelector('.ev-limit span')?.remove();
       box.children[0].style.paddingTop = '3px';
-      setText(box.children[1], bar.parts.length ? bar.text : `nothing${bar.limit ? ` of ${bytesText(bar.limit)}` : ''}`);
+      setText(box.children[1], bar.parts.length ? bar.text : bar.text.replace(/^\S+ \S+/, 'nothing'));
       box.children[1].dataset.tone = bar.tone;
     });
   }

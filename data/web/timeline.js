@@ -87,9 +87,11 @@ function highest(t, low, high) {
 
 // ---------------------------------------------------------------- words and colours
 
-function bytes(n) {
+// As Python writes them; on an axis without the zeros.
+function bytes(n, decimals = 2) {
+  const how = { minimumFractionDigits: decimals, maximumFractionDigits: 2 };
   for (const [unit, name] of [[2 ** 40, 'TiB'], [2 ** 30, 'GiB'], [2 ** 20, 'MiB'], [2 ** 10, 'KiB']])
-    if (Math.abs(n) >= unit) return `${(n / unit).toLocaleString('en', { maximumFractionDigits: 2 })} ${name}`;
+    if (Math.abs(n) >= unit) return `${(n / unit).toLocaleString('en', how)} ${name}`;
   return `${n.toLocaleString('en')} B`;
 }
 
@@ -298,7 +300,7 @@ export async function drawTimeline(root, payload, onSelect = () => {}) {
       g.fillStyle = colours.line;
       g.fillRect(GUTTER, Math.round(at), width - GUTTER, 1);
       g.fillStyle = colours.soft;
-      if (at > 6) g.fillText(bytes(y), GUTTER - 7, Math.min(at, PLOT - 6));
+      if (at > 6) g.fillText(bytes(y, 0), GUTTER - 7, Math.min(at, PLOT - 6));
     }
     g.textAlign = 'left';
   }

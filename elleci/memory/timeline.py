@@ -12,7 +12,7 @@ import numpy as np
 from ..annotate import CATEGORIES
 from ..core import MiB, fmt_bytes, require
 from ..plots import figure
-from ..summary import Summary, byte_rows, shown_as_summary
+from ..summary import MAX_CHARACTERS, Summary, byte_rows, shown_as_summary
 from .ledger import COLOURS
 from .allocator import Replay
 from .snapshot import place_blocks
@@ -70,8 +70,10 @@ class Timeline:
         at = int(total.argmax()) if len(total) else 0
         peak = int(total.max(initial=0))
         size = f"{len(self.blocks['start']):,} blocks, {self.n_events:,} events"
-        title = f'Timeline of {self.title}: {size}, peak {fmt_bytes(peak)}'
-        return Summary(title, byte_rows({k: int(x[at]) for k, x in running.items() if len(x)}, self.groups))
+        size = f': peak {fmt_bytes(peak)}, {size}'
+        room = MAX_CHARACTERS - len(size)
+        title = self.title if len(self.title) <= room else f'{self.title[:room - 1]}…'
+        return Summary(title + size, byte_rows({k: int(x[at]) for k, x in running.items() if len(x)}, self.groups))
 
 # %% ../../nbs/12_timeline.ipynb #60feaa8a
 BLOCK_COLUMNS = 'address', 'size', 'nbytes', 'start', 'end', 'group', 'step', 'phase', 'layer', 'op', 'line'
