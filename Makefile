@@ -21,7 +21,7 @@ test-long: .venv/dev  ## what takes longer: more kills; three trainings, kept in
 test-browser: .venv/dev  ## dashboard and planner in JupyterLab, driven in Chromium; ELLECI_SCREENSHOTS=1 renews nbs/images
 	@$(PIP) playwright || echo 'playwright could not be installed: the browser test will be skipped'
 	@command -v chromium || command -v chromium-browser || command -v google-chrome || $(BIN)/playwright install chromium || echo 'no Chromium to be had (Debian: apt install chromium): the browser test will be skipped'
-	for name in 77_browser 80_timeline_browser 81_planner_browser; do ELLECI_BROWSER=1 $(BIN)/jupyter nbconvert --log-level=ERROR --to markdown --execute --no-input --stdout nbs/tests/$$name.ipynb || exit 1; done
+	for name in 77_browser 80_timeline_browser 81_planner_browser 82_live_browser; do ELLECI_BROWSER=1 $(BIN)/jupyter nbconvert --log-level=ERROR --to markdown --execute --no-input --stdout nbs/tests/$$name.ipynb || exit 1; done
 
 lab: .venv/dev    ## read and run the notebooks; opens on the index
 	$(BIN)/jupyter lab --config=.ci/jupyter_server_config.py
