@@ -94,8 +94,6 @@ PLAIN = {
     'train.warmup': .1,
     'train.decay_ratio': .1,
 }
-
-# %% ../nbs/80_bench.ipynb #aca10a91
 # Sizes of the default baseline: the preset `chatgot-char`, made small, without dropout and biases.
 TOY = {
     'model.d_model': 128,
@@ -110,7 +108,7 @@ TOY = {
 }
 STEPS = 20       # of a measurement
 
-
+# %% ../nbs/80_bench.ipynb #aca10a91
 def make_baseline(
     config:Config|None=None, # None: the toy
     steps:int=STEPS,         # optimizer steps of a measurement
@@ -186,7 +184,7 @@ def _replaced(owner, name, value):
     try: yield
     finally: setattr(owner, name, before)
 
-# %% ../nbs/80_bench.ipynb #44558c56
+
 class MachineHook(Hook):
     "A setting of the machine, see `79_machine_settings`"
     def __init__(self, setting): self.setting = setting
@@ -416,6 +414,22 @@ def measure(
     )
 
 
+def _of_all_processes(ranks):
+    "One measurement of several: the fullest process, the slowest clock, the CPU seconds of all"
+    fullest = max(ranks, key=lambda found: found['predicted_peak'])
+    return ranks[0] | dict(
+        tokens_per_s=min(found['tokens_per_s'] for found in ranks),
+        tokens_per_cpu_s=1/sum(1/found['tokens_per_cpu_s'] for found in ranks),
+        startup_seconds=max(found['startup_seconds'] for found in ranks),
+        predicted_peak=fullest['predicted_peak'],
+        peak=fullest['peak'],
+        reserved=fullest['reserved'],
+        does_not_fit=[sign for found in ranks for sign in found['does_not_fit']],
+        processes=len(ranks),
+        peaks=[(found['predicted_peak'], found['peak']) for found in ranks],
+    )
+
+# %% ../nbs/80_bench.ipynb #d083d54d
 def _measure_process(config, hooks, folder, device, vram):
     "What one process measures, and its weights"
     tokenizer = load_tokenizer(Path(folder)/'tokenizer.json', config.model.vocab_size)
@@ -449,22 +463,6 @@ def _measure_process(config, hooks, folder, device, vram):
         lr=config.train.lr,
         threads=torch.get_num_threads(),
     ), weights
-
-
-def _of_all_processes(ranks):
-    "One measurement of several: the fullest process, the slowest clock, the CPU seconds of all"
-    fullest = max(ranks, key=lambda found: found['predicted_peak'])
-    return ranks[0] | dict(
-        tokens_per_s=min(found['tokens_per_s'] for found in ranks),
-        tokens_per_cpu_s=1/sum(1/found['tokens_per_cpu_s'] for found in ranks),
-        startup_seconds=max(found['startup_seconds'] for found in ranks),
-        predicted_peak=fullest['predicted_peak'],
-        peak=fullest['peak'],
-        reserved=fullest['reserved'],
-        does_not_fit=[sign for found in ranks for sign in found['does_not_fit']],
-        processes=len(ranks),
-        peaks=[(found['predicted_peak'], found['peak']) for found in ranks],
-    )
 
 
 def _refuse_fallback(engine):

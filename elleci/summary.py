@@ -121,16 +121,16 @@ def _described(
     if isinstance(value, int) and not isinstance(value, bool): return f'{value:,}'
     if dataclasses.is_dataclass(value) and not isinstance(value, type): return type(value).__name__
     sized = isinstance(value, (list, tuple, dict, set, frozenset, bytes))
-    if sized and (len(value) > 6 or any(_is_large(v) for v in value)):
+    if sized and (len(value) > 6 or not all(_is_short(v) for v in value)):
         return f'{type(value).__name__} of {len(value):,}'
     return value if isinstance(value, str) else reprlib.repr(value) if sized else repr(value)
 
 
-def _is_large(
+def _is_short(
     value, # in a list
 )->bool:
-    "Whether a value is no number, name or None"
-    return not isinstance(value, (int, float, str, type(None), np.number))
+    "Whether a value is a number, a name or None"
+    return isinstance(value, (int, float, str, type(None), np.number))
 
 
 def _fields_summary(

@@ -46,55 +46,64 @@ class _Field:
     def label(self): return self.name.rpartition('.')[2]
 
 
+HALF_OF_RAM = 'half of the RAM'
 SIZES = tuple(f'{n}GiB' for n in (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512))
 
-def _rows(group, kind, main, **options): # fields whose name is group.name or, without a group, name
+
+def _fields(group, kind, folded=False, **options):
+    "Controls of one kind, given as name=options"
     section = 'model' if group == 'Model' else 'train'
-    return [_Field(f'{section}.{name}', group, kind, tuple(values), main) for name, values in options.items()]
+    return [_Field(f'{section}.{n}', group, kind, tuple(values), not folded) for n, values in options.items()]
 
 TWENTIETHS = tuple(i/20 for i in range(21))
 
 FIELDS = [
-    *_rows('Model', 'number', True, n_layers=range(1, 97), d_model=range(128, 8193, 128)),
-    *_rows('Model', 'number', True, d_ff=range(0, 32_769, 256)),
-    *_rows('Model', 'number', True, vocab_size=[256, *range(1024, 262_145, 1024)]),
-    *_rows('Model', 'text', True, pattern=()),
-    *_rows('Model', 'number', True, n_attn_heads=range(1, 129)),
-    *_rows('Model', 'switch', True, ternary=(), tie_embeddings=()),
-    *_rows('Model', 'choice', True, ffn=FFN_KINDS),
-    *_rows('Model', 'number', False, n_kv_heads=range(129), qk_nope_head_dim=range(8, 513, 8)),
-    *_rows('Model', 'number', False, qk_rope_head_dim=range(8, 513, 8), v_head_dim=range(8, 513, 8)),
-    *_rows('Model', 'number', False, kv_lora_rank=range(16, 2049, 16)),
-    *_rows('Model', 'number', False, attention_density=(.05, .1, .2, .3, .5, .7, 1.)),
-    *_rows('Model', 'switch', False, embedding_gate=()),
-    *_rows('Model', 'number', False, headdim=_powers(4, 8), d_state=_powers(3, 8), ngroups=_powers(0, 4)),
-    *_rows('Model', 'number', False, expand=range(1, 5), d_conv=range(2, 9), chunk_size=_powers(4, 9)),
-    *_rows('Model', 'number', False, n_eigenstates=_powers(4, 11)),
-    *_rows('Model', 'choice', False, positions=('rope', 'learned')),
-    *_rows('Model', 'number', False, max_positions=(0, *_powers(8, 17))),
-    *_rows('Model', 'choice', False, norm=('rmsnorm', 'layernorm')),
-    *_rows('Model', 'switch', False, bias=()),
-    *_rows('Model', 'number', False, dropout=(0., .05, .1, .2, .3)),
-    *_rows('Model', 'choice', False, router=('none', 'skip', 'think')),
-    *_rows('Model', 'number', False, router_share=TWENTIETHS[1:-1], router_max_passes=range(2, 17)),
-    *_rows('Batch', 'number', True, batch_size=range(1, 129), seq_len=_powers(6, 17)),
-    *_rows('Batch', 'number', True, grad_accum_steps=_powers(0, 10)),
-    *_rows('Batch', 'number', True, steps=[*range(100, 1000, 100), *range(1000, 200_001, 1000)]),
-    *_rows('Batch', 'text', False, seq_len_schedule=()),
-    *_rows('Batch', 'number', False, val_every=(50, 100, 250, 500, 1000, 2500), val_rows=_powers(0, 12)),
-    *_rows('Step', 'choice', True, engine=CHOICES['engine'], optimizer=CHOICES['optimizer']),
-    *_rows('Step', 'choice', True, precision=CHOICES['precision'], checkpointing=CHECKPOINTING),
-    *_rows('Step', 'switch', False, int8_backward=()),
-    *_rows('Step', 'number', False, loss_workspace_mib=_powers(3, 12), galore_rank=_powers(3, 10)),
-    *_rows('Step', 'choice', False, clip_by=CHOICES['clip_by'], compile=CHOICES['compile']),
-    *_rows('Step', 'choice', False, attention_backend=CHOICES['attention_backend']),
-    *_rows('Step', 'choice', False, scan_backend=CHOICES['scan_backend']),
-    *_rows('Placement', 'choice', True, block_inputs_on=CHOICES['block_inputs_on']),
-    *_rows('Placement', 'choice', True, weights_on=CHOICES['weights_on'], states_on=CHOICES['states_on']),
-    *_rows('Placement', 'number', True, averaging_start=TWENTIETHS),
+    *_fields('Model', 'number', n_layers=range(1, 97), d_model=range(128, 8193, 128)),
+    *_fields('Model', 'number', d_ff=range(0, 32_769, 256)),
+    *_fields('Model', 'number', vocab_size=[256, *range(1024, 262_145, 1024)]),
+    *_fields('Model', 'text', pattern=()),
+    *_fields('Model', 'number', n_attn_heads=range(1, 129)),
+    *_fields('Model', 'switch', ternary=(), tie_embeddings=()),
+    *_fields('Model', 'choice', ffn=FFN_KINDS),
+    *_fields('Model', 'number', folded=True, n_kv_heads=range(129), qk_nope_head_dim=range(8, 513, 8)),
+    *_fields('Model', 'number', folded=True, qk_rope_head_dim=range(8, 513, 8), v_head_dim=range(8, 513, 8)),
+    *_fields('Model', 'number', folded=True, kv_lora_rank=range(16, 2049, 16)),
+    *_fields('Model', 'number', folded=True, attention_density=(.05, .1, .2, .3, .5, .7, 1.)),
+    *_fields('Model', 'switch', folded=True, embedding_gate=()),
+    *_fields(
+        'Model', 'number', folded=True, headdim=_powers(4, 8), d_state=_powers(3, 8), ngroups=_powers(0, 4),
+    ),
+    *_fields(
+        'Model', 'number', folded=True, expand=range(1, 5), d_conv=range(2, 9), chunk_size=_powers(4, 9),
+    ),
+    *_fields('Model', 'number', folded=True, n_eigenstates=_powers(4, 11)),
+    *_fields('Model', 'choice', folded=True, positions=('rope', 'learned')),
+    *_fields('Model', 'number', folded=True, max_positions=(0, *_powers(8, 17))),
+    *_fields('Model', 'choice', folded=True, norm=('rmsnorm', 'layernorm')),
+    *_fields('Model', 'switch', folded=True, bias=()),
+    *_fields('Model', 'number', folded=True, dropout=(0., .05, .1, .2, .3)),
+    *_fields('Model', 'choice', folded=True, router=('none', 'skip', 'think')),
+    *_fields('Model', 'number', folded=True, router_share=TWENTIETHS[1:-1], router_max_passes=range(2, 17)),
+    *_fields('Batch', 'number', batch_size=range(1, 129), seq_len=_powers(6, 17)),
+    *_fields('Batch', 'number', grad_accum_steps=_powers(0, 10)),
+    *_fields('Batch', 'number', steps=[*range(100, 1000, 100), *range(1000, 200_001, 1000)]),
+    *_fields('Batch', 'text', folded=True, seq_len_schedule=()),
+    *_fields(
+        'Batch', 'number', folded=True, val_every=(50, 100, 250, 500, 1000, 2500), val_rows=_powers(0, 12),
+    ),
+    *_fields('Step', 'choice', engine=CHOICES['engine'], optimizer=CHOICES['optimizer']),
+    *_fields('Step', 'choice', precision=CHOICES['precision'], checkpointing=CHECKPOINTING),
+    *_fields('Step', 'switch', folded=True, int8_backward=()),
+    *_fields('Step', 'number', folded=True, loss_workspace_mib=_powers(3, 12), galore_rank=_powers(3, 10)),
+    *_fields('Step', 'choice', folded=True, clip_by=CHOICES['clip_by'], compile=CHOICES['compile']),
+    *_fields('Step', 'choice', folded=True, attention_backend=CHOICES['attention_backend']),
+    *_fields('Step', 'choice', folded=True, scan_backend=CHOICES['scan_backend']),
+    *_fields('Placement', 'choice', block_inputs_on=CHOICES['block_inputs_on']),
+    *_fields('Placement', 'choice', weights_on=CHOICES['weights_on'], states_on=CHOICES['states_on']),
+    *_fields('Placement', 'number', averaging_start=TWENTIETHS),
     _Field('card', 'Card', 'choice', tuple(CARDS)),
     _Field('ram', 'Card', 'choice', SIZES),
-    _Field('pinned', 'Card', 'choice', ('half of the RAM', *SIZES)),
+    _Field('pinned', 'Card', 'choice', (HALF_OF_RAM, *SIZES)),
 ]
 BY_NAME = {f.name: f for f in FIELDS}
 BUDGET_FIELDS = ('card', 'ram', 'pinned')
@@ -118,7 +127,7 @@ def _parse(name, given):
         raise UserError(f"{f.label} is {text[:40]!r}: use {', '.join(map(repr, f.options))}.")
     return text
 
-
+# %% ../../nbs/81_planner_view.ipynb #71a43819
 def _split(chosen):
     "Settings of the model and of the training"
     halves = {'model': {}, 'train': {}}
@@ -264,6 +273,33 @@ def _bar(label, sizes, limit, colours):
     return dict(label=label, parts=parts, limit=limit, text=f'{fmt_bytes(total)}{of}', tone=tone)
 
 
+def _card_sizes(p):
+    return {category: n for category, n in p.best.categories.items() if n}
+
+
+def _budget_bars(p:PlannedRun, ram:int, pinned:int):
+    "The card, the RAM beside it, and what of that is pinned"
+    beside, locked = ram_parts(p.config.model, p.config.train)
+    return [
+        _bar('card', _card_sizes(p), p.limit_bytes, BAR_COLOURS),
+        _bar('RAM', beside, ram, RAM_COLOURS),
+        _bar('pinned', locked, pinned, RAM_COLOURS),
+    ]
+
+
+def _legend(bars):
+    "Every colour once, with its bytes in each bar"
+    texts = {}
+    for bar in bars:
+        place = '' if bar['label'] == 'card' else f" {bar['label']}"
+        total = sum(part['nbytes'] for part in bar['parts'])
+        for part in bar['parts']:
+            if part['nbytes'] < min(MiB, .002*total): continue
+            key = part['name'], part['colour']
+            texts.setdefault(key, []).append(f"{fmt_bytes(part['nbytes'])}{place}")
+    return [dict(name=name, colour=colour, text=', '.join(ts)) for (name, colour), ts in texts.items()]
+
+
 def _more(new, old, fmt, less_is_good=True):
     "A difference as a note, '+1.2 GiB (+9 %)', and whether it is good; None: neither"
     if old is None or new is None or not math.isfinite(new - old) or abs(new - old) < 1e-9*abs(old): return {}
@@ -272,7 +308,7 @@ def _more(new, old, fmt, less_is_good=True):
     tone = 'changed' if less_is_good is None else 'good' if (new < old) == less_is_good else 'warn'
     return dict(note=f'{sign}{fmt(abs(new - old))}{change}', delta=tone)
 
-
+# %% ../../nbs/81_planner_view.ipynb #e9604dfe
 def _card_total(p, as_account): return (p.account if as_account else p.closed_form).total_bytes
 
 
@@ -312,34 +348,7 @@ def _tiles(p:PlannedRun, start:PlannedRun|None):
     tile('tokens a step', f'{train.tokens_per_step:,}', tokens_change)
     return tiles
 
-
-def _card_sizes(p):
-    return {category: n for category, n in p.best.categories.items() if n}
-
-
-def _budget_bars(p:PlannedRun, ram:int, pinned:int):
-    "The card, the RAM beside it, and what of that is pinned"
-    beside, locked = ram_parts(p.config.model, p.config.train)
-    return [
-        _bar('card', _card_sizes(p), p.limit_bytes, BAR_COLOURS),
-        _bar('RAM', beside, ram, RAM_COLOURS),
-        _bar('pinned', locked, pinned, RAM_COLOURS),
-    ]
-
-
-def _legend(bars):
-    "Every colour once, with its bytes in each bar"
-    texts = {}
-    for bar in bars:
-        place = '' if bar['label'] == 'card' else f" {bar['label']}"
-        total = sum(part['nbytes'] for part in bar['parts'])
-        for part in bar['parts']:
-            if part['nbytes'] < min(MiB, .002*total): continue
-            key = part['name'], part['colour']
-            texts.setdefault(key, []).append(f"{fmt_bytes(part['nbytes'])}{place}")
-    return [dict(name=name, colour=colour, text=', '.join(ts)) for (name, colour), ts in texts.items()]
-
-
+# %% ../../nbs/81_planner_view.ipynb #1627e9d1
 def _verdict(needs, limits, subject='It', overhead=Overhead(0, 0)):
     "Whether the budgets do, in a sentence and a tone; `needs` and `limits` are {what: bytes}, the card first"
     others = 'the CUDA context and cuBLAS workspaces'
@@ -487,7 +496,7 @@ class Refinement:
 
     def refine(self, p):
         "Called by the timer"
-        # The hand has moved on.
+        # The slider has moved on.
         if p is not self.current: return
         self.show(p, 'rehearsing the step …')
         self.start(refine_with_account, p)
@@ -497,7 +506,7 @@ class Refinement:
         requested = self.current
         def take(found):
             if requested is not self.current: return
-            # What failed may succeed another time.
+            # What failed, for want of RAM perhaps, may succeed another time.
             if not found.problem: self.known[_key(requested)] = found
             self.show_refined(found)
         self.process = run_in_subprocess(f, p, take)
@@ -569,8 +578,119 @@ def _start_of(start):
     return start, preset_config(start), ()
 
 # %% ../../nbs/81_planner_view.ipynb #9c851475
-class PlannerPanel:
-    "What stands in a panel, and what is shown of it"
+class _Controls:
+    "What stands in the controls: a start, what was changed of it, and the three budgets"
+    def __init__(self,
+        start,     # a preset, a file, a `Config` or an `Account`
+        card:str,
+        ram:str,
+        pinned:str,
+    ):
+        self.own = _start_of(start)
+        self.budgets = dict(card=card, ram=ram, pinned=pinned)
+        self.at = '' # the control that was moved last
+        self.begin(*self.own)
+
+    def begin(self, label, start, base):
+        "Take another start, with nothing changed"
+        self.label, self.start, self.base = label, start, base
+        self.chosen = {}
+        self.config = start
+        self.first = plan_config(start, self.budgets['card'])
+
+    def move(self, name, given):
+        "Take what the browser sends for a control; `UserError` for what is no value of it"
+        self.at = name
+        value = _parse(name, given)
+        if name == 'card': card_bytes(value)
+        elif name in BUDGET_FIELDS and value != HALF_OF_RAM: parse_bytes(value)
+        (self.budgets if name in BUDGET_FIELDS else self.chosen)[name] = value
+
+    def move_back(self, name):
+        "Back to the start: one control, or all for None"
+        if name is None: self.chosen.clear()
+        elif name in self.chosen: del self.chosen[name]
+        # It has followed d_model, and now it has its own value.
+        elif name in BY_NAME and name not in BUDGET_FIELDS: self.chosen[name] = _own_value(self.start, name)
+        self.at = ''
+
+    def settle(self):
+        "The configuration of what was chosen; `UserError` where settings exclude each other"
+        follows = ('model.d_ff', 'model.n_attn_heads') if 'model.d_model' in self.chosen else ()
+        for name, value in list(self.chosen.items()):
+            is_own = _shown_value(value) == _setting(self.start, name)
+            if is_own and name not in follows: del self.chosen[name]
+        self.config = chosen_config(self.start, self.chosen)
+
+    def limits(self):
+        "Bytes of RAM, and of that what may be pinned"
+        ram, pinned = parse_bytes(self.budgets['ram']), self.budgets['pinned']
+        return ram, ram//2 if pinned == HALF_OF_RAM else parse_bytes(pinned)
+
+    def named(self):
+        "The configuration under the name that its run would have"
+        name = self.start.preset or 'mine'
+        return replace(self.config, preset=name if self.config == self.start else f'{name}-planned')
+
+# %% ../../nbs/81_planner_view.ipynb #a014be69
+class _Loose(dict):
+    "Settings that were not checked against each other"
+    __getattr__ = dict.__getitem__
+
+
+def _loose_config(start, chosen):
+    "What was chosen, to be shown although it was refused"
+    model, train = _with_widths(start, chosen)
+    return _Loose(model=_Loose(vars(start.model) | model), train=_Loose(vars(start.train) | train))
+
+
+def _page_of(controls:_Controls, p:PlannedRun, waiting:str):
+    "What the page shows even where there are no figures"
+    start = controls.start
+    config = controls.config if p.config else _loose_config(start, controls.chosen)
+    settings = {f.name: _setting(config, f.name) for f in FIELDS if f.name not in BUDGET_FIELDS}
+    before = {name: _setting(start, name) for name in settings}
+    return dict(
+        label=controls.label,
+        labels=list(dict.fromkeys([controls.own[0], *PRESETS])),
+        values=settings | controls.budgets,
+        changed={name: str(before[name]) for name in settings if settings[name] != before[name]},
+        problem=p.problem,
+        at=controls.at,
+        waiting=waiting,
+    )
+
+
+def _figures_of(controls:_Controls, p:PlannedRun, first:PlannedRun):
+    "The figures of a plan, beside those of the start"
+    ram, pinned = controls.limits()
+    bars, named = _budget_bars(p, ram, pinned), controls.named()
+    return dict(
+        disabled=why_disabled(controls.config),
+        verdict=_verdict_of(p, ram, pinned),
+        source=_source_of(p),
+        tiles=_tiles(p, first),
+        bars=bars,
+        legend=_legend(bars),
+        suggestions=_suggestions_of(p),
+        binds=(_time_of(p) or _Time(0, 0, 0, True)).words,
+        toml=config_to_toml(named),
+        command=shlex.join(as_command(named, controls.start, controls.base)),
+        folder=f'runs/{named.preset}',
+    )
+
+
+def _suggestions_of(p:PlannedRun):
+    "Advice, with what a button would set"
+    fields, found = dict(_changes(p.config.train)), []
+    for line in p.suggestions:
+        change = fields.get(line.split(': ')[0], {})
+        found.append(dict(text=line, values={f'train.{name}': value for name, value in change.items()}))
+    return found
+
+# %% ../../nbs/81_planner_view.ipynb #dd42745b
+class PlannerPanel(_Controls):
+    "Answers what the browser sends, with all that the page is to show"
     def __init__(self,
         start,     # a preset, a file, a `Config` or an `Account`
         card:str,
@@ -578,24 +698,12 @@ class PlannerPanel:
         pinned:str,
         view=None, # has `plan`, a dictionary that the browser shows
     ):
-        self.own = _start_of(start)
+        super().__init__(start, card, ram, pinned)
         self.view = view
-        self.budgets = dict(card=card, ram=ram, pinned=pinned)
         self.refinement = Refinement(self.show)
         self.note = {}
         self.asked_by = {}
-        self.at = ''
-        self.begin(*self.own)
-
-    def begin(self, label, start, base):
-        "Take another start, with nothing changed"
-        self.label, self.start, self.base = label, start, base
-        self.chosen = {}
-        self.first = plan_config(start, self.budgets['card'])
-        self.config = start
         self.change()
-
-    # ---- what the hand does
 
     def receive(self, view, message, buffers):
         "What the browser sends; what is none of these changes nothing"
@@ -616,30 +724,16 @@ class PlannerPanel:
         "Some controls were moved"
         values = message.get('values')
         if not isinstance(values, dict): return
-        for name, given in values.items():
-            self.at = name
-            value = _parse(name, given)
-            if name in BUDGET_FIELDS: self.set_budget(name, value)
-            else: self.chosen[name] = value
+        for name, given in values.items(): self.move(name, given)
         self.change()
-
-    def set_budget(self, name, value):
-        if name == 'card': card_bytes(value)
-        elif value != 'half of the RAM': parse_bytes(value)
-        self.budgets[name] = value
 
     def set_start(self, message):
         label = message.get('label')
         self.begin(*(self.own if label == self.own[0] else _start_of(str(label))))
+        self.change()
 
     def reset(self, message):
-        "Back to the start, one control or all"
-        name = message.get('name')
-        if name is None: self.chosen.clear()
-        elif name in self.chosen: del self.chosen[name]
-        # It has followed another, and now it stays.
-        elif name in BY_NAME and name not in BUDGET_FIELDS: self.chosen[name] = _own_value(self.start, name)
-        self.at = ''
+        self.move_back(message.get('name'))
         self.change()
 
     def fit(self, message):
@@ -668,26 +762,10 @@ class PlannerPanel:
             f'dashboard({str(folder)!r}); what it prints is in {folder}.log.'
         )
 
-    # ---- what follows from it
-
-    def limits(self):
-        "Bytes of RAM, and of that what may be pinned"
-        ram, pinned = parse_bytes(self.budgets['ram']), self.budgets['pinned']
-        return ram, ram//2 if pinned == 'half of the RAM' else parse_bytes(pinned)
-
-    def named(self):
-        "The configuration under the name that its run would have"
-        name = self.start.preset or 'mine'
-        return replace(self.config, preset=name if self.config == self.start else f'{name}-planned')
-
     def change(self):
-        "Something was chosen: plan it, or say why it cannot be"
-        follows = ('model.d_ff', 'model.n_attn_heads') if 'model.d_model' in self.chosen else ()
-        for name, value in list(self.chosen.items()):
-            is_own = _shown_value(value) == _setting(self.start, name)
-            if is_own and name not in follows: del self.chosen[name]
+        "Plan what was chosen, or show why it cannot be"
         try:
-            self.config = chosen_config(self.start, self.chosen)
+            self.settle()
             p = plan_config(self.config, self.budgets['card'])
         except UserError as e: return self.refuse(str(e))
         self.refinement.set(p)
@@ -705,64 +783,14 @@ class PlannerPanel:
 
     def show(self, p, waiting):
         "Called whenever there is something new"
-        self.p, self.plan = p, self.facts(p, waiting)
+        known = self.refinement.known.get(_key(self.first), self.first)
+        self.p, self.plan = p, _page_of(self, p, waiting) | dict(note=self.note) | self.asked_by
+        if p.config: self.plan |= _figures_of(self, p, known)
         if not self.view: return
         self.view.plan = self.plan
         self.view.text = plan_text(p, *self.limits())
 
-    def facts(self, p:PlannedRun, waiting):
-        "All that the page shows"
-        ram, pinned = self.limits()
-        config = self.config if p.config else _loose_config(self.start, self.chosen)
-        settings = {f.name: _setting(config, f.name) for f in FIELDS if f.name not in BUDGET_FIELDS}
-        before = {name: _setting(self.start, name) for name in settings}
-        facts = dict(
-            label=self.label,
-            labels=list(dict.fromkeys([self.own[0], *PRESETS])),
-            values=settings | self.budgets,
-            changed={name: str(before[name]) for name in settings if settings[name] != before[name]},
-            problem=p.problem,
-            at=self.at,
-            waiting=waiting,
-            note=self.note,
-        ) | self.asked_by
-        if p.config is None: return facts
-        known = self.refinement.known.get(_key(self.first), self.first)
-        bars, named = _budget_bars(p, ram, pinned), self.named()
-        return facts | dict(
-            disabled=why_disabled(self.config),
-            verdict=_verdict_of(p, ram, pinned),
-            source=_source_of(p),
-            tiles=_tiles(p, known),
-            bars=bars,
-            legend=_legend(bars),
-            suggestions=self.suggestions(p),
-            binds=(_time_of(p) or _Time(0, 0, 0, True)).words,
-            toml=config_to_toml(named),
-            command=shlex.join(as_command(named, self.start, self.base)),
-            folder=f'runs/{named.preset}',
-        )
-
-    def suggestions(self, p):
-        "Advice, with what a button would set"
-        fields, found = dict(_changes(p.config.train)), []
-        for line in p.suggestions:
-            change = fields.get(line.split(': ')[0], {})
-            found.append(dict(text=line, values={f'train.{name}': value for name, value in change.items()}))
-        return found
-
     def close(self): self.refinement.cancel()
-
-
-class _Loose(dict):
-    "Settings of which nobody has asked whether they go together"
-    __getattr__ = dict.__getitem__
-
-
-def _loose_config(start, chosen):
-    "What was chosen, to be shown although it was refused"
-    model, train = _with_widths(start, chosen)
-    return _Loose(model=_Loose(vars(start.model) | model), train=_Loose(vars(start.train) | train))
 
 # %% ../../nbs/81_planner_view.ipynb #76bbb40b
 def plan_text(
@@ -891,7 +919,7 @@ def planner(
     start='elleci-1b5', # a preset, a TOML file, a `Config`; or an account: `Prediction`, `Trace`, `Account`
     card:str|None=None, # a key of `elleci.memory.ledger.CARDS`, or a size; None: as predicted, or rtx-4070
     ram:str='32GiB',    # of the machine
-    pinned:str='half of the RAM', # of that, what may be pinned; or a size
+    pinned:str=HALF_OF_RAM, # of that, what may be pinned; or a size
     interactive:bool|None=None,   # None: where widgets can be shown, else one plan that stands still
 ): # what a cell that ends on it displays
     "Every setting that changes bytes or seconds, and what a training would take as they move"
@@ -900,7 +928,7 @@ def planner(
     if card is None: card = _card_of(start)
     card_bytes(card)
     card = card_key(card) if card_key(card) in CARDS else card
-    for size in (ram, *([pinned] if pinned != 'half of the RAM' else [])): parse_bytes(size)
+    for size in (ram, *([pinned] if pinned != HALF_OF_RAM else [])): parse_bytes(size)
     if interactive is None: interactive = widgets_available() and optional('anywidget') is not None
     view = _planner_class()() if interactive else None
     panel = LookPanel(start, card, view) if is_foreign else PlannerPanel(start, card, ram, pinned, view)
