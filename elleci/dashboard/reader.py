@@ -155,12 +155,21 @@ def _saved_step(run):
     except (OSError, UserError): return None
     return int(found[0].name) if found else None
 
+def _last_change(run):
+    "When a run was last written to"
+    times = [stamp[1] for name in ('metrics.jsonl', 'config.json') if (stamp := file_stamp(Path(run)/name))]
+    return max(times, default=0)
+
 # %% ../../nbs/77_reader.ipynb #4adad86c
 def _state_while_held(reader, now):
     "The state of a run that a process holds"
     last, left = reader.last_step, _seconds_left(reader)
     if not last:
-        return RunState('starting', 'It reads its text and rehearses its memory; the first step follows.')
+        began = _last_change(reader.run)/1e9
+        waits = began and now - began > STALLED_SECONDS
+        since = f' It has done so for {format_duration(now - began)}: its terminal has more.' if waits else ''
+        text = f'It reads its text and rehearses its memory; the first step follows.{since}'
+        return RunState('starting', text)
     remaining = f', {format_duration(left)} left' if left is not None else ''
     if _is_paused(reader):
         return RunState('paused', f'It waits after step {last["step"]:,}{remaining} once it goes on.')
@@ -226,11 +235,6 @@ def _runs_in(folder):
     except OSError: return []
     found = [entry for entry in entries if not entry.name.startswith('.') and _is_run(entry)]
     return sorted(found, key=_last_change, reverse=True)
-
-def _last_change(run):
-    "When a run was last written to"
-    times = [stamp[1] for name in ('metrics.jsonl', 'config.json') if (stamp := file_stamp(Path(run)/name))]
-    return max(times, default=0)
 
 def _bases():
     "The working directory, and those above it up to the root of a repository"

@@ -73,7 +73,8 @@ class Timeline:
         size = f': peak {fmt_bytes(peak)}, {size}'
         room = MAX_CHARACTERS - len(size)
         title = self.title if len(self.title) <= room else f'{self.title[:room - 1]}…'
-        return Summary(title + size, byte_rows({k: int(x[at]) for k, x in running.items() if len(x)}, self.groups))
+        sizes = {k: int(x[at]) for k, x in running.items() if len(x)}
+        return Summary(title + size, byte_rows(sizes, self.groups))
 
 # %% ../../nbs/12_timeline.ipynb #60feaa8a
 BLOCK_COLUMNS = 'address', 'size', 'nbytes', 'start', 'end', 'group', 'step', 'phase', 'layer', 'op', 'line'
