@@ -231,15 +231,20 @@ for gone in ('tqdm', 'tokenizers', 'matplotlib', 'lion_pytorch', 'triton', 'mamb
     try: importlib.import_module(gone)
     except ImportError: pass
     else: sys.exit(f'the check is broken: {gone} can be imported')
-# Imported once: every module then has a process that knows nothing else.
+# Imported once: with `each` every module then has a process that knows nothing else, else all share one.
 import os, torch, traceback
-failed = []
-for name in sys.argv[1:]:
-    if (child := os.fork()) == 0:
-        try: importlib.import_module(name)
-        except BaseException: traceback.print_exc(); sys.stderr.flush(); os._exit(1)
-        os._exit(0)
-    if os.waitpid(child, 0)[1]: failed.append(name)
+failed, each = [], sys.argv[1] == 'each'
+for name in sys.argv[2:]:
+    if each and (child := os.fork()):
+        if os.waitpid(child, 0)[1]: failed.append(name)
+        continue
+    try: importlib.import_module(name)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        if each: os._exit(1)
+        failed.append(name)
+    if each: os._exit(0)
 if failed: sys.exit(f'not importable with torch and numpy alone: {failed}')
 '''
 def modules():
@@ -249,8 +254,11 @@ def modules():
         if p.name != '_modidx.py'
     )
 def check_alone():
-    "Every module imports in a fresh process that can import nothing but torch, numpy and what they need"
-    run(sys.executable, '-c', ALONE, *modules(), cwd=tempfile.gettempdir())
+    "Every module imports in a process that can import nothing but torch, numpy and what they need"
+    # `check_imports` knows that no module needs one above it. In a process of its own each comes with
+    # `make test-long`, which also finds what only works because another module was imported before.
+    how = 'each' if os.environ.get('ELLECI_LONG') else 'together'
+    run(sys.executable, '-c', ALONE, how, *modules(), cwd=tempfile.gettempdir())
 
 PLANTED = [
     "began = time.perf_counter(); f(); took = time.perf_counter() - began; assert took < 5",
@@ -567,7 +575,7 @@ def in_fork(path, out, ended):
     from nbdev.test import test_nb
     os.chdir(ROOT)
     ok, _ = test_nb(path, skip_flags=get_config().tst_flags.split(), basepath=ROOT)
-    ended.send(ok)
+    ended.send((ok, sum(os.times()[:4])))
 
 TICK = os.sysconf('SC_CLK_TCK')
 def cpu_seconds(group):
@@ -604,6 +612,7 @@ def limits():
     return CPU_LIMIT*longer, IDLE_LIMIT*longer, WALL_LIMIT*longer
 
 def check_notebook(path):
+    "CPU seconds of a notebook and of the processes that it has waited for"
     with tempfile.TemporaryDirectory() as tmp:
         end, ended = FORKS.Pipe(False)
         p = FORKS.Process(target=in_fork, args=(path, out := Path(tmp)/'out', ended))
@@ -612,7 +621,7 @@ def check_notebook(path):
         patience = Patience(p.pid, *limits())
         try:
             while not end.poll(1): patience()
-            try: ok = end.recv()
+            try: ok, used = end.recv()
             except EOFError: ok = False                        # it died without a word
             assert ok, (
                 '\n'.join(out.read_text(errors='replace').splitlines()[-40:]) or 'it died without a word'
@@ -621,14 +630,16 @@ def check_notebook(path):
         finally:
             try: os.killpg(p.pid, signal.SIGKILL)              # with all that it has started
             except ProcessLookupError: pass
+    return used
 
 def attempt(name, check):
-    began = time.time()
+    began, used = time.time(), None
     try:
-        check()
+        used = check()
         ok, why = True, ''
     except Exception as e: ok, why = False, '\n' + re.sub('^', '    ', f'{type(e).__name__}: {e}', flags=re.M)
-    print(f"{'ok  ' if ok else 'FAIL'} {time.time() - began:5.1f} s  {name}{why}", flush=True)
+    computed = '' if used is None else f', {used:.1f} s of CPU'
+    print(f"{'ok  ' if ok else 'FAIL'} {time.time() - began:5.1f} s  {name}{computed}{why}", flush=True)
     return ok
 
 def main():

@@ -948,10 +948,11 @@ def config_to_toml(
     return '\n\n'.join('\n'.join(part) for part in parts) + '\n'
 
 # %% ../nbs/02_config_files.ipynb #b8bbfc1f
+@functools.cache
 def _read_preset(
     path:Path, # of a file that comes with the package
 )->tuple[ModelConfig, TrainConfig]:
-    "The two halves of a preset"
+    "The two halves of a preset, read once: neither can be changed"
     config = read_config_file(path)
     return config.model, config.train
 

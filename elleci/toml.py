@@ -44,10 +44,12 @@ def errors_of(
 
 # %% ../nbs/01_toml.ipynb #f6a75126
 def nearest(
-    name:str, # that nothing has
+    name:str, # that nothing has; for one that is known, nothing is said
     known,    # names that there are; in a configuration 'section.name'
 )->str: # ' Did you mean …?', or nothing where none is near
     "The known name that was probably meant, as the end of a message"
+    # The message of a check is put together before it is known to be needed, and this takes a while.
+    if name in known: return ''
     section, _, last = name.rpartition('.')
     last = current_name(last, {k.rpartition('.')[2] for k in known})
     elsewhere = [k for k in known if k.rpartition('.')[2] == last]

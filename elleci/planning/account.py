@@ -10,6 +10,7 @@ import contextlib, math
 from dataclasses import dataclass, replace
 import numpy as np
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from ..core import GiB, MiB, UserError, fmt_bytes
 from ..plots import figure
 from ..summary import Summary, byte_rows, shown_as_summary
@@ -44,6 +45,13 @@ def _micro_batches_to_trace(
     return min(3, M)
 
 # %% ../../nbs/64_account.ipynb #51a75f04
+class _NoInitialValues(TorchDispatchMode):
+    "On meta there are none, and torch takes longer to draw them there than for much else of a rehearsal"
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        drawn = func in (torch.ops.aten.normal_.default, torch.ops.aten.uniform_.default)
+        return args[0] if drawn else func(*args, **(kwargs or {}))
+
+
 def _trace_every_block(
     model_cfg:ModelConfig,
     train:TrainConfig,
@@ -52,7 +60,7 @@ def _trace_every_block(
     make=make_model, # called with (model_cfg, train, 'meta')
 )->Trace:
     "The trace of `steps` training steps, every block run"
-    model = make(model_cfg, train, 'meta')
+    with _NoInitialValues(): model = make(model_cfg, train, 'meta')
     shape = train.batch_size, train.seq_len
     # tokens, labels, document numbers
     micro_batches = [
