@@ -352,6 +352,8 @@ def check_outputs():
         size = p.stat().st_size
         shown = sum(len(json.dumps(outputs)) for _, _, outputs in cells(p))
         assert shown <= 100*1024 and size <= 150*1024, f'{p.name}: {shown} bytes of outputs, {size} in all'
+        kept = json.loads(p.read_text(encoding='utf-8'))['metadata']
+        assert 'widgets' not in kept, f'{p.name} keeps the state of its widgets: delete it from its metadata'
         for _, _, outputs in cells(p):
             text = json.dumps([o for o in outputs if 'image/png' not in o.get('data', {})])
             found = re.search(r'/(root|home|tmp|work|Users|usr)/|widget-view|it/s\]|Traceback', text)
