@@ -614,8 +614,8 @@ def limits():
     return CPU_LIMIT*longer, IDLE_LIMIT*longer, WALL_LIMIT*longer
 
 def check_notebook(path):
-    # CPU seconds of a notebook and of the processes that it has waited for. Without a docstring, since a function
-    # that has one is a check of its own.
+    # CPU seconds of a notebook and of the processes that it has waited for. Without a docstring, since a
+    # function that has one is a check of its own.
     with tempfile.TemporaryDirectory() as tmp:
         end, ended = FORKS.Pipe(False)
         p = FORKS.Process(target=in_fork, args=(path, out := Path(tmp)/'out', ended))

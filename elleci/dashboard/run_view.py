@@ -622,6 +622,9 @@ class RunView:
         # A long log is read while the browser loads the view; a short one is known when the cell ends.
         self.looked.wait(.5)
 
+    @property
+    def is_open(self): return self.poll_thread.is_alive() and self.view.comm is not None
+
     def close(self):
         self.poll_thread.stop()
         if self.counter: self.counter.close()
@@ -635,7 +638,7 @@ def widgets_available()->bool:
     return bool(optional('ipywidgets') and getattr(shell, 'kernel', None))
 
 # %% ../../nbs/80_run_view.ipynb #51583a5c
-# folders: the view that follows them, so that a cell that is run again replaces its own
+# folders: the view that follows them, which is shown again where the same run is asked for again
 OPEN_VIEWS = {}
 
 def dashboard(
@@ -657,7 +660,9 @@ def dashboard(
         if isinstance(run, (list, tuple)): raise UserError(no_run_message(run[0] if run else 'an empty list'))
         runs = [Path(run).expanduser()]
     key = tuple(folder.resolve() for folder in runs)
-    if key in OPEN_VIEWS: OPEN_VIEWS.pop(key).close()
-    view = OPEN_VIEWS[key] = RunView(run, runs, every)
-    view.start()
+    view = OPEN_VIEWS.get(key)
+    if view is None or not view.is_open or view.poll_thread.every != every:
+        if view: view.close()
+        view = OPEN_VIEWS[key] = RunView(run, runs, every)
+        view.start()
     return view.view
