@@ -37,6 +37,9 @@ def view_class(
         def __init__(self, facts=None, text=''):
             super().__init__(facts=facts or {})
             self.text = text
+            # What the page says goes to the thread that the page names.
+            if hasattr(self.comm, '_reply_subshell_for'):
+                self.comm._reply_subshell_for = lambda data, named: named
 
         def __repr__(self): return self.text
 

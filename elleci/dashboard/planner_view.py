@@ -474,6 +474,7 @@ class Refinement:
         show, # called with a plan, and what is being computed just now
     ):
         self.show = show
+        self.lock = threading.RLock()
         self.known = {}
         self.current = None
         self.timer = None
@@ -483,44 +484,50 @@ class Refinement:
         p:PlannedRun, # from `plan_config`
     ):
         "Another plan: its closed form is shown now, its account later"
-        self.cancel()
-        self.current = p
-        if found := self.known.get(_key(p)):
-            self.show_refined(found)
-            return
-        self.show(p, 'the account follows')
-        if p.config is None: return
-        self.timer = threading.Timer(DEBOUNCE_SECONDS, self.refine, [p])
-        self.timer.daemon = True
-        self.timer.start()
+        with self.lock:
+            self.cancel()
+            self.current = p
+            if found := self.known.get(_key(p)): return self.show_refined(found)
+            self.show(p, 'the account follows')
+            if p.config is None: return
+            self.timer = threading.Timer(DEBOUNCE_SECONDS, self.refine, [p])
+            self.timer.daemon = True
+            self.timer.start()
 
     def refine(self, p):
         "Called by the timer"
-        # The slider has moved on.
-        if p is not self.current: return
-        self.show(p, 'rehearsing the step …')
-        self.start(refine_with_account, p)
+        with self.lock:
+            # The slider has moved on.
+            if p is not self.current: return
+            self.show(p, 'rehearsing the step …')
+            self.start(refine_with_account, p)
 
     def start(self, f, p):
         "Compute `f(p)` in another process, and take it if no other plan was set meanwhile"
         requested = self.current
         def take(found):
-            if requested is not self.current: return
             # What failed, for want of RAM perhaps, may succeed another time.
             if not found.problem: self.known[_key(requested)] = found
             self.show_refined(found)
-        self.process = run_in_subprocess(f, p, take)
+        self.compute(f, p, take, requested)
+
+    def compute(self, f, p, take, requested):
+        "Call `take` with what `f(p)` gives in another process, unless another plan was set meanwhile"
+        def receive(found):
+            with self.lock:
+                if requested is self.current: take(found)
+        self.process = run_in_subprocess(f, p, receive)
 
     def search(self, p, callback):
         "Look for the fastest that fits in another process; called back if no other plan was set meanwhile"
-        self.cancel()
-        self.current = p
-        self.show(p, 'looking for the fastest that fits …')
-        def take(found):
-            if p is not self.current: return
-            if found.problem: self.show(found, '')
-            else: callback(found)
-        self.process = run_in_subprocess(fit_plan, p, take)
+        with self.lock:
+            self.cancel()
+            self.current = p
+            self.show(p, 'looking for the fastest that fits …')
+            def take(found):
+                if found.problem: self.show(found, '')
+                else: callback(found)
+            self.compute(fit_plan, p, take, p)
 
     def show_refined(self, p):
         "An account, or the advice that came after it"
@@ -530,10 +537,11 @@ class Refinement:
 
     def cancel(self):
         "Nothing is computed any more, and nothing that was is shown"
-        self.current = None
-        if self.timer: self.timer.cancel()
-        if self.process: self.process.kill()
-        self.timer = self.process = None
+        with self.lock:
+            self.current = None
+            if self.timer: self.timer.cancel()
+            if self.process: self.process.kill()
+            self.timer = self.process = None
 
 # %% ../../nbs/81_planner_view.ipynb #b82f6cd6
 def _shown_value(value):
@@ -708,13 +716,17 @@ class PlannerPanel(_Controls):
     def receive(self, view, message, buffers):
         "What the browser sends; what is none of these changes nothing"
         if not isinstance(message, dict): return
-        self.asked_by = {name: message.get(name) for name in ('client', 'seq')}
         does = dict(set=self.set, start=self.set_start, reset=self.reset, fit=self.fit)
         does |= dict(write=self.write, train=self.train)
         kind = message.get('kind')
         if kind not in does: return
+        with self.refinement.lock: self.do(kind, does[kind], message)
+
+    def do(self, kind, f, message):
+        "Answer a message"
+        self.asked_by = {name: message.get(name) for name in ('client', 'seq')}
         self.note = {}
-        try: does[kind](message)
+        try: f(message)
         except UserError as e:
             # What a button cannot do leaves the figures as they are.
             if kind in ('write', 'train'): self.say(str(e), 'bad')
@@ -778,8 +790,9 @@ class PlannerPanel(_Controls):
 
     def say(self, text, tone=''):
         "Answer a button"
-        self.note = dict(text=text, tone=tone)
-        if self.view: self.view.plan = self.plan | dict(note=self.note) | self.asked_by
+        with self.refinement.lock:
+            self.note = dict(text=text, tone=tone)
+            if self.view: self.view.plan = self.plan | dict(note=self.note) | self.asked_by
 
     def show(self, p, waiting):
         "Called whenever there is something new"
