@@ -130,11 +130,11 @@ def parameter_counts(
     if model.d_ff: parts.append(ffn)
     if model.positions == 'learned': parts.append('positions')
     if model.router != 'none': parts.append('router')
-    counts = dict.fromkeys([*parts, 'norms', 'embedding and head'], 0)
+    counts, mixers = dict.fromkeys([*parts, 'norms', 'embedding and head'], 0), model.mixers
     for name, shape in parameter_shapes(model).items():
         if '.mixer.' in name:
             block = int(name.split('.')[1])
-            part = mixer_names[model.mixers[block]]
+            part = mixer_names[mixers[block]]
         elif '.ffn.' in name: part = ffn
         elif name.startswith('positions'): part = 'positions'
         elif '.router.' in name: part = 'router'

@@ -6,7 +6,7 @@
 __all__ = ['NO_ANSWER', 'param_counts_by_unit', 'estimate_peak', 'resize_model', 'Estimate', 'PlannedRun', 'plan_config', 'plan_run', 'refine_with_account', 'suggest_changes', 'run_in_subprocess', 'BUDGETS', 'RAM_RESERVE', 'Needs', 'estimate_ram', 'Plan', 'plan_text', 'plan_as_dict', 'draw_front', 'NothingFits', 'planning_machine', 'plan', 'faster_and_fitting', 'given_choices', 'plan_here', 'fit_plan']
 
 # %% ../../nbs/65_planner.ipynb #928ead27
-import functools, math, multiprocessing, threading
+import functools, math, multiprocessing, os, threading
 from dataclasses import dataclass, replace
 from ..core import UserError, fmt_bytes
 from ..config import Config, ModelConfig, TrainConfig, preset as preset_config
@@ -352,6 +352,8 @@ def _plan_from_dict(fields:dict):
 # %% ../../nbs/65_planner.ipynb #4963b808
 def _subprocess_main(name, fields, pipe):
     "In the other process: call the function of this name, and send its result"
+    # A slider that moves meanwhile goes first.
+    if hasattr(os, 'nice'): os.nice(10)
     p = _plan_from_dict(fields)
     try: p = globals()[name](p)
     except UserError as e: p = replace(p, problem=str(e))
