@@ -2,7 +2,7 @@
 last commit, and with --test the minutes of `make test` itself: data/results/set_up-<commit>.json.
 
     python benchmarks/set_up.py [--test] [--folder EMPTY_FOLDER]
-    python benchmarks/set_up.py --only-test     `make test` in this folder; the disk is the newest record's
+    python benchmarks/set_up.py --only-test     `make test` in this folder, and no disk
 
 Everything is installed anew, so the first form needs the network, or pip's cache, and minutes. The test
 wants a machine that does nothing else.
@@ -46,12 +46,6 @@ def timed_test(folder):
     return dict(minutes=round(minutes, 1), verdict=done.stdout.splitlines()[-1], load_before=round(load, 2))
 
 
-def newest_stages():
-    "The disk that the last record has"
-    found = [json.loads(p.read_text()) for p in (ROOT/'data'/'results').glob('set_up-*.json')]
-    return max(found, key=lambda record: record['date'])['stages']
-
-
 def measure_disk(clone):
     "Each stage's bytes, in a clone that has no environment yet"
     stages = {}
@@ -76,7 +70,7 @@ def main():
         date=f'{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d %H:%M} UTC',
     )
     if args.only_test:
-        result |= dict(stages=newest_stages(), test=timed_test(ROOT))
+        result['test'] = timed_test(ROOT)
     else:
         with tempfile.TemporaryDirectory() as tmp:
             clone = Path(args.folder or tmp)/'elleci'
