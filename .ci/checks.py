@@ -361,8 +361,10 @@ def check_outputs():
 
 def check_readme_commands():
     "In a new terminal, each of README's blocks of shell commands finds its commands"
-    blocks = re.findall(r'^~~~bash\n(.*?)^~~~', (ROOT/'README.md').read_text(encoding='utf-8'), re.M | re.S)
+    readme = (ROOT/'README.md').read_text(encoding='utf-8')
+    blocks = re.findall(r'^~~~bash\n(.*?)^~~~', readme, re.M | re.S)
     assert sum('elleci_' in b for b in blocks) >= 3, blocks
+    printed = []
     with tempfile.TemporaryDirectory() as tmp:
         (Path(tmp)/'.venv').symlink_to(BIN.parent)
         for block in blocks:
@@ -377,19 +379,23 @@ def check_readme_commands():
             assert len(said.splitlines()) == sum(not l.startswith('source ') for l in lines), (
                 f'not found after:\n{block}\n{said}'
             )
-            if os.environ.get('ELLECI_LONG') and 'elleci_' in block: readme_block(block, tmp)
+            if os.environ.get('ELLECI_LONG') and 'elleci_' in block: printed.append(readme_block(block, tmp))
+    # What stands below the commands is what they print.
+    [account] = re.findall(r'^```text\n(elleci-1b5-12gib: .*?)^```', readme, re.M | re.S)
+    is_printed = any(account.strip() in said for said in printed)
+    assert is_printed or not printed, 'no command prints what README shows'
 
 PLAIN_PATH = os.pathsep.join(
     p for p in os.environ['PATH'].split(os.pathsep) if Path(p).resolve() != BIN.resolve()
 )
 def readme_block(block, folder):
-    "Run a block as it stands, in a folder with the corpus and, where the block uses it, a trained model"
+    "What a block prints, run as it stands in a folder with the corpus and, if it's used, a trained model"
     shutil.copytree(ROOT/'data'/'corpus', Path(folder)/'data'/'corpus', dirs_exist_ok=True)
     env = {'PATH': PLAIN_PATH}
     if 'runs/elleci-tiny' in block and not (Path(folder)/'runs'/'elleci-tiny').exists():
         train = 'elleci_train --preset elleci-tiny --out runs/elleci-tiny --steps 20'
         run('bash', '-ec', f'source .venv/bin/activate\n{train}', cwd=folder, env=env)
-    run('bash', '-ec', block, cwd=folder, env=env)
+    return run('bash', '-ec', block, cwd=folder, env=env)
 
 # of the preset, what takes long and has nothing to do with where it is installed
 SMALL = 'model.n_layers=2', 'model.pattern=MA', 'model.vocab_size=512', 'train.val_rows=2'
