@@ -504,15 +504,15 @@ class Refinement:
 
     def start(self, f, p):
         "Compute `f(p)` in another process, and take it if no other plan was set meanwhile"
-        requested = self.current
         def take(found):
             # What failed, for want of RAM perhaps, may succeed another time.
-            if not found.problem: self.known[_key(requested)] = found
+            if not found.problem: self.known[_key(self.current)] = found
             self.show_refined(found)
-        self.compute(f, p, take, requested)
+        self.compute(f, p, take)
 
-    def compute(self, f, p, take, requested):
+    def compute(self, f, p, take):
         "Call `take` with what `f(p)` gives in another process, unless another plan was set meanwhile"
+        requested = self.current
         def receive(found):
             with self.lock:
                 if requested is self.current: take(found)
@@ -527,7 +527,7 @@ class Refinement:
             def take(found):
                 if found.problem: self.show(found, '')
                 else: callback(found)
-            self.compute(fit_plan, p, take, p)
+            self.compute(fit_plan, p, take)
 
     def show_refined(self, p):
         "An account, or the advice that came after it"
