@@ -92,15 +92,12 @@ def _check_types(
         accepted = (int, float) if f.type is float else f.type
         # To Python a bool is an int.
         is_wrong_bool = isinstance(value, bool) and f.type is not bool
-        _check(
-            isinstance(value, accepted) and not is_wrong_bool,
-            f"{f.name} is {shown(value)}: give {TYPES_IN_WORDS.get(f.type, f.type)}.",
-        )
+        # A sentence is written only where it's needed: a planner makes thousands of configurations.
+        if not isinstance(value, accepted) or is_wrong_bool:
+            raise UserError(f"{f.name} is {shown(value)}: give {TYPES_IN_WORDS.get(f.type, f.type)}.")
         # NaN is not below 1e30 either.
-        _check(
-            f.type is not float or abs(value) < 1e30,
-            f'{f.name} is {str(value)[:40]}: give a finite number, below 1e30.',
-        )
+        if f.type is float and not abs(value) < 1e30:
+            raise UserError(f'{f.name} is {str(value)[:40]}: give a finite number, below 1e30.')
 
 # %% ../nbs/02_config.ipynb #258b1ba1
 def _matrix_numbers(

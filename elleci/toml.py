@@ -8,7 +8,7 @@ __all__ = ['refuse_unless', 'shown', 'errors_of', 'nearest', 'check_keys', 'read
            'resolve_spec', 'resolve_path', 'read_sources', 'read_mix', 'read_recipe']
 
 # %% ../nbs/01_toml.ipynb #6c01a386
-import contextlib, difflib, json, os, re, textwrap, tomllib
+import contextlib, difflib, functools, json, os, re, textwrap, tomllib
 from pathlib import Path
 from urllib.parse import quote
 from .core import KiB, UserError, current_name
@@ -162,6 +162,10 @@ def toml_key(
     return name if re.fullmatch('[A-Za-z0-9_-]+', name) else to_toml(name)
 
 
+@functools.cache
+def _lines_above(comment): return textwrap.fill(comment, 106, initial_indent='# ', subsequent_indent='# ')
+
+
 def toml_line(
     name:str,
     value,
@@ -171,7 +175,7 @@ def toml_line(
     line = f'{toml_key(name)} = {to_toml(value)}'
     beside = f'{line:27} # {comment}'
     if not comment or len(beside) <= 110: return beside if comment else line
-    return textwrap.fill(comment, 106, initial_indent='# ', subsequent_indent='# ') + '\n' + line
+    return _lines_above(comment) + '\n' + line
 
 # %% ../nbs/01_toml.ipynb #11491463
 def comments_by_name(

@@ -7,7 +7,7 @@ __all__ = ['chosen_config', 'why_disabled', 'ram_parts', 'as_command', 'write_pl
            'plan_text', 'planner']
 
 # %% ../../nbs/81_planner_view.ipynb #71852338
-import functools, html, math, os, shlex, subprocess, sys, threading
+import functools, gc, html, math, os, shlex, subprocess, sys, threading
 from dataclasses import dataclass, replace
 from pathlib import Path
 from ..core import GiB, MiB, UserError, fmt_bytes, fmt_count, optional, pip_install, require
@@ -247,10 +247,16 @@ def _time_of(p:PlannedRun):
     if p.account and p.account.step_seconds is not None:
         a = p.account
         return _Time(a.step_seconds, a.run_seconds, a.kwh, False, BINDS.get(a.bottleneck, a.bottleneck))
-    machine, train = MACHINES[p.card], p.config.train
-    run = sum(n*product_seconds(p.config.model, t, machine) for n, t in length_phases(train))
-    step = product_seconds(p.config.model, train, machine)
-    return _Time(step, run, CARD_SPECS[p.card].watts*run/3.6e6, True, 'arithmetic alone, so far')
+    return _bound_time(p.config.model, p.config.train, p.card)
+
+
+@functools.lru_cache(maxsize=64)
+def _bound_time(model:ModelConfig, train:TrainConfig, card:str):
+    "From the arithmetic"
+    machine = MACHINES[card]
+    run = sum(n*product_seconds(model, t, machine) for n, t in length_phases(train))
+    step = product_seconds(model, train, machine)
+    return _Time(step, run, CARD_SPECS[card].watts*run/3.6e6, True, 'arithmetic alone, so far')
 
 # %% ../../nbs/81_planner_view.ipynb #052ff849
 RAM_COLOURS = {
@@ -801,7 +807,7 @@ class PlannerPanel(_Controls):
         if p.config: self.plan |= _figures_of(self, p, known)
         if not self.view: return
         self.view.plan = self.plan
-        self.view.text = plan_text(p, *self.limits())
+        self.view.text = _text_of(p, self.plan)
 
     def close(self): self.refinement.cancel()
 
@@ -813,12 +819,19 @@ def plan_text(
 )->str: # several lines
     "A plan as text"
     if p.config is None: return p.problem
-    lines = [f'{p.config.preset} on {p.card}: {_verdict_of(p, ram, pinned)["text"]}', '']
-    for bar in _budget_bars(p, ram, pinned):
+    verdict, bars = _verdict_of(p, ram, pinned), _budget_bars(p, ram, pinned)
+    return _text_of(p, dict(verdict=verdict, bars=bars, tiles=_tiles(p, None)))
+
+
+def _text_of(p:PlannedRun, figures:dict):
+    "What a page's figures say, in lines"
+    if p.config is None: return p.problem
+    lines = [f"{p.config.preset} on {p.card}: {figures['verdict']['text']}", '']
+    for bar in figures['bars']:
         lines.append(f"{bar['label']:8} {bar['text']}")
         large = [part for part in bar['parts'] if part['nbytes'] >= MiB]
         lines += [f"{fmt_bytes(part['nbytes']):>14}  {part['name']}" for part in large]
-    lines += ['', *(f"{tile['label']:34} {tile['value']}" for tile in _tiles(p, None))]
+    lines += ['', *(f"{tile['label']:34} {tile['value']}" for tile in figures['tiles'])]
     return '\n'.join([*lines, *p.suggestions])
 
 # %% ../../nbs/81_planner_view.ipynb #2b43d9a8
@@ -912,6 +925,13 @@ def _planner_class():
     return Planner
 
 
+@functools.cache
+def _collect_once():
+    """Collect garbage now. PyTorch's import leaves a million objects, which Python goes through soon after,
+    once and for a third of a second: in the cell that makes a panel rather than at one of its first moves"""
+    gc.collect()
+
+
 def _card_of(start):
     "The card that something was predicted for; where none was, rtx-4070"
     if isinstance(start, Prediction): return start.card
@@ -946,6 +966,7 @@ def planner(
     view = _planner_class()() if interactive else None
     panel = LookPanel(start, card, view) if is_foreign else PlannerPanel(start, card, ram, pinned, view)
     if interactive:
+        _collect_once()
         view.facts = dict(_form(), mode='look' if is_foreign else 'plan')
         view.panel = panel
         view.on_msg(panel.receive)
