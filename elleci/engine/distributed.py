@@ -14,11 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from ..documents import IGNORE_INDEX
 from .accumulate import OneProcess, gradient_norm
+from ..layers.tensor_parallel import _is_dtensor
 from ..model import token_loss
 
 # %% ../../nbs/63_data_parallel.ipynb #cc496780
@@ -178,7 +177,7 @@ class DataParallel(OneProcess):
 
     def norm(self, params):
         norm = gradient_norm(params)
-        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+        return norm.full_tensor() if _is_dtensor(norm) else norm
 
     def all_true(self, flag):
         device = next(iter(self.params.values())).device
@@ -187,11 +186,12 @@ class DataParallel(OneProcess):
         return bool(lowest)
 
     def whole(self, name, t):
-        return t.full_tensor() if isinstance(t, DTensor) else t
+        return t.full_tensor() if _is_dtensor(t) else t
 
     def part(self, name, t):
         p = self.params[name]
-        if not isinstance(p, DTensor): return t
+        if not _is_dtensor(p): return t
+        from torch.distributed.tensor import distribute_tensor
         # Every rank has read all of it: nothing is sent.
         return distribute_tensor(t, p.device_mesh, p.placements, src_data_rank=None)
 
@@ -207,6 +207,8 @@ def _shard(
     mesh:DeviceMesh,
 ):
     "Let FSDP2 divide a model: each block is gathered by itself, embedding, norm and head together"
+    # Two seconds, which only those who use it should wait.
+    from torch.distributed.fsdp import FSDPModule, fully_shard
     for block in loss_module.model.blocks: fully_shard(block, mesh=mesh)
     fully_shard(loss_module, mesh=mesh)
     for module in loss_module.modules():

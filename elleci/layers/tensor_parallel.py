@@ -14,7 +14,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.distributed.tensor import DTensor
 from ..annotate import layer_scope
 from ..config import ModelConfig
 from ..core import UserError, compute_dtype, full_precision, linear_dtype
@@ -428,7 +427,7 @@ class TensorParallel:
         t:Tensor, # of the shape of this rank's part; may be a DTensor of FSDP2
     )->Tensor: # of the whole shape, on every rank
         "The opposite of `local`; all ranks must call it"
-        if isinstance(t, DTensor): t = t.full_tensor()
+        if _is_dtensor(t): t = t.full_tensor()
         if not t.ndim or all(kind != SHARDED for _, kind in self.cuts[name].stretches): return t
         parts = [torch.empty_like(t, memory_format=torch.contiguous_format) for _ in range(self.n)]
         dist.all_gather(parts, t.contiguous(), group=self.group)
@@ -468,15 +467,20 @@ class TensorParallel:
             # Each of n equal copies counts as 1/n.
             copies = 1 if kind == SHARDED else self.n
             square = torch.linalg.vector_norm(t, dtype=torch.float64).square()/copies
-            mesh = grad.device_mesh if isinstance(grad, DTensor) else None
+            mesh = grad.device_mesh if _is_dtensor(grad) else None
             squares[mesh] = squares.get(mesh, 0.) + square
         total = sum(s if mesh is None else _sum(s, mesh.get_group()) for mesh, s in squares.items())
         return _sum(total, self.group).sqrt()
 
 
+def _is_dtensor(t):
+    "Whether FSDP2 has divided a tensor; importing its class to ask takes each process two seconds"
+    return hasattr(t, 'device_mesh')
+
+
 def _own_rows(t):
     "A tensor's rows on this rank, and the number of the first: all, or FSDP2's share"
-    if not isinstance(t, DTensor): return t, 0
+    if not _is_dtensor(t): return t, 0
     mesh = t.device_mesh
     # As `torch.chunk` cuts them.
     rows = -(-t.shape[0]//mesh.size())

@@ -562,8 +562,7 @@ from ..optim.optimizers import make_optimizer
 from ..planning.account import can_measure, predicted_vs_measured
 from ..planning.cost import mapped_state_bytes
 from .checkpoint import CheckpointSaver, compatibility_check, latest_checkpoint
-from .checkpoint import checkpoint_tensors, load_state, load_weights
-from .sharded import checkpoint_pieces, is_sharded, load_shares, rank_share, write_shares
+from .checkpoint import checkpoint_tensors, is_sharded, load_state, load_weights
 from .processes import Alone
 from .loop import Callbacks, CommandPoller, TrainingRun, fit, make_weight_average
 from .loop import stop_on_signal, token_byte_counts
@@ -628,6 +627,7 @@ def _load_engine(run, checkpoint):
     optimizer = make_optimizer(model, train)
     extra = {}
     if sharded:
+        from elleci.training.sharded import load_shares, rank_share
         extra = load_shares(checkpoint.folder, model, optimizer, rank_share(run.config, ranks), run.processes)
     elif checkpoint: extra = load_state(checkpoint.folder, model, optimizer, ranks.part)
     weight_average = make_weight_average(train, checkpoint, extra)
@@ -673,6 +673,8 @@ class _RunSaver(CheckpointSaver):
 
     def save_shares(self, step, extra, metadata):
         "Let every rank write its own part, before the next step"
+        # Half of what our imports take, and few runs need it.
+        from elleci.training.sharded import checkpoint_pieces, rank_share, write_shares
         engine, processes = self.engine, self.training.processes
         share = rank_share(self.training.config, engine.ranks)
         pieces = checkpoint_pieces(engine.model, engine.optimizer, extra, share, self.writes)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FILE_BYTES', 'Share', 'rank_share', 'Piece', 'pieces_of', 'checkpoint_pieces', 'file_numbers', 'write_shares',
-           'is_sharded', 'load_shares', 'convert_checkpoint']
+           'load_shares', 'convert_checkpoint']
 
 # %% ../../nbs/74_checkpoint_sharded.ipynb #a12504a4
 import contextlib, re, shutil, warnings
@@ -19,11 +19,10 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, Hu
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
-from torch.distributed.tensor import DTensor
 from ..config import Config, read_config
 from ..core import UserError, make_folder
 from ..engine.layer_major import make_model
-from ..layers.tensor_parallel import MIXER_CUTS, SHARDED, Cut, _model_cuts
+from ..layers.tensor_parallel import MIXER_CUTS, SHARDED, Cut, _is_dtensor, _model_cuts
 from .checkpoint import EXTRA_PREFIX, MODEL_FILE, RNG_PREFIX, SHARDED_FORMAT, STATE_FILE
 from .checkpoint import _check_rng_states, _read_tensors, begin_checkpoint, checksum
 from .checkpoint import explain_failed_save, finish_checkpoint, get_rng_states
@@ -88,7 +87,7 @@ def pieces_of(
     share:Share,
 )->dict: # key, with the number of the stretch where there are several: `Piece`
     "What a rank has of a parameter, as rectangles of the whole"
-    if isinstance(t, DTensor): t = t.to_local()
+    if _is_dtensor(t): t = t.to_local()
     cut, shape = share.cuts[name], share.shapes[name]
     stretches = _stretches(cut, shape, share)
     rows = sum(length for _, _, length, _ in stretches)
@@ -229,13 +228,6 @@ def write_shares(
     return processes.on_main(finish)
 
 # %% ../../nbs/74_checkpoint_sharded.ipynb #c41cfcc1
-def is_sharded(
-    folder:str|Path, # a checkpoint
-)->bool:
-    "Whether each rank has written its own part"
-    return not (Path(folder)/MODEL_FILE).exists()
-
-
 def _base(key): return re.sub(r'\[\d+\]$', '', key)
 
 
