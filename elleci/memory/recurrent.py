@@ -40,14 +40,11 @@ class _Options(NamedTuple):
 def _run_layers(
     x:Tensor,          # (T, B, D)
     options:_Options,
-    run_layer,         # called with input, number of the layer and direction, and whether time runs backwards
+    run_layer,         # called with input and number of the layer
 )->Tensor: # (T, B, directions × H)
-    "All layers, each with its directions side by side, and dropout between them"
-    n = options.n_directions
+    "All layers, and dropout between them"
     for layer in range(options.num_layers):
-        outputs = [run_layer(x, n*layer + reverse, bool(reverse)) for reverse in range(n)]
-        x = outputs[0] if n == 1 else torch.cat(outputs, -1)
-        del outputs     # before the next layer allocates
+        x = run_layer(x, layer)
         if options.dropout and options.train and layer < options.num_layers - 1:
             x = torch.dropout(x, options.dropout, True)
     return x
@@ -65,8 +62,8 @@ def _lstm_onednn(
     "An LSTM of the CPU, one kernel for each layer and direction"
     o = _Options(*options)
     x, hidden, cell = o.swap_batch_first(x).contiguous(), hx[0].contiguous(), hx[1].contiguous()
-    last_hidden, last_cell = [], []
-    def run_layer(x, k, reverse):
+    last_hidden, last_cell, outputs = [], [], [None]*o.n_directions
+    def run_direction(x, k, reverse):
         w = o.weights(params, k)
         if not o.has_biases: w += [w[0].new_zeros(w[0].shape[0]), w[1].new_zeros(w[1].shape[0])]
         out, h, c, _ = aten.mkldnn_rnn_layer(
@@ -76,6 +73,9 @@ def _lstm_onednn(
         last_hidden.append(h)
         last_cell.append(c)
         return out
+    def run_layer(x, layer):
+        for i in range(o.n_directions): outputs[i] = run_direction(x, o.n_directions*layer + i, i > 0)
+        return torch.cat(outputs, -1) if o.bidirectional else outputs[0]
     out = _run_layers(x, o, run_layer)
     return o.swap_batch_first(out), torch.stack(last_hidden), torch.stack(last_cell)
 
@@ -99,22 +99,53 @@ def _simple_cell(gates, h, w, b, act):
     return act(aten.linear(h, w, b).add_(gates))
 
 
-def _run_steps(
-    x:Tensor,     # (T, B, D)
-    h:Tensor,     # (B, H) state before
-    w:list,       # of one layer and direction
-    cell,         # gives the next state
-    reverse:bool,
-)->tuple: # (T, B, H) states after each step, the last state
-    "One layer in one direction"
-    gates = list(aten.linear(x, w[0], w[2] if len(w) > 2 else None).unbind(0))
-    if reverse: gates.reverse()
-    outputs = []
+def _gates(x, w):
+    "The input's part in the gates of all time steps"
+    return aten.linear(x, w[0], w[2] if len(w) > 2 else None)
+
+
+def _states(
+    gates:list, # of each time step, from `_gates`
+    h:Tensor,   # (B, H) state before
+    w:list,     # weights of one layer and direction
+    cell,       # gives the next state
+)->list: # (B, H) states after each step
+    "The loop over time"
+    found = []
     for step_gates in gates:
         h = cell(step_gates, h, w[1], w[3] if len(w) > 2 else None)
-        outputs.append(h)
-    if reverse: outputs.reverse()
-    return torch.stack(outputs), h
+        found.append(h)
+    return found
+
+
+def _one_direction(
+    x:Tensor, # (T, B, D)
+    h:Tensor, # (B, H) state before
+    w:list,   # weights of the layer
+    cell,     # gives the next state
+)->tuple: # (T, B, H) states after each step, [the last state]
+    "A layer in which time runs forwards"
+    gates = _gates(x, w)
+    states = _states(gates.unbind(0), h, w, cell)
+    return torch.stack(states), [states[-1]]
+
+
+def _two_directions(
+    x:Tensor, # (T, B, D)
+    hs:list,  # (B, H) states before, forwards and backwards
+    ws:list,  # weights of each direction
+    cell,     # gives the next state
+)->tuple: # (T, B, 2 × H) states after each step, [the last state, the first]
+    "A layer in which time runs forwards, then backwards; what RNN.cpp still holds, a name holds here"
+    gates = _gates(x, ws[0])
+    steps = gates.unbind(0)
+    forwards = _states(steps, hs[0], ws[0], cell)
+    forward_out = torch.stack(forwards)
+    gates = _gates(x, ws[1])
+    steps = gates.unbind(0)
+    backwards = _states(steps[::-1], hs[1], ws[1], cell)[::-1]
+    backward_out = torch.stack(backwards)
+    return torch.cat([forward_out, backward_out], -1), [forwards[-1], backwards[0]]
 
 
 def _recurrent_loop(
@@ -127,9 +158,12 @@ def _recurrent_loop(
     "A GRU or a simple recurrent network of the CPU"
     o = _Options(*options)
     states, last = hx.unbind(0), []
-    def run_layer(x, k, reverse):
-        out, h = _run_steps(x, states[k], o.weights(params, k), cell, reverse)
-        last.append(h)
+    def run_layer(x, layer):
+        n = o.n_directions
+        hs, ws = states[n*layer:n*layer + n], [o.weights(params, n*layer + i) for i in range(n)]
+        if o.bidirectional: out, new = _two_directions(x, hs, ws, cell)
+        else: out, new = _one_direction(x, hs[0], ws[0], cell)
+        last.extend(new)
         return out
     out = _run_layers(o.swap_batch_first(x), o, run_layer)
     return o.swap_batch_first(out), torch.stack(last)
