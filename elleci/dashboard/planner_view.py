@@ -807,7 +807,7 @@ class PlannerPanel(_Controls):
         if p.config: self.plan |= _figures_of(self, p, known)
         if not self.view: return
         self.view.plan = self.plan
-        self.view.text = _text_of(p, self.plan)
+        self.view.text = _text_of(p, self.plan) if p.config else p.problem
 
     def close(self): self.refinement.cancel()
 
@@ -825,7 +825,6 @@ def plan_text(
 
 def _text_of(p:PlannedRun, figures:dict):
     "What a page's figures say, in lines"
-    if p.config is None: return p.problem
     lines = [f"{p.config.preset} on {p.card}: {figures['verdict']['text']}", '']
     for bar in figures['bars']:
         lines.append(f"{bar['label']:8} {bar['text']}")
@@ -927,8 +926,8 @@ def _planner_class():
 
 @functools.cache
 def _collect_once():
-    """Collect garbage now. PyTorch's import leaves a million objects, which Python goes through soon after,
-    once and for a third of a second: in the cell that makes a panel rather than at one of its first moves"""
+    """Collect garbage now. Imports leave very many objects, and Python goes through all of them once, soon
+    after: in the cell that makes a panel rather than at one of its first moves"""
     gc.collect()
 
 

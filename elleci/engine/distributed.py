@@ -207,7 +207,7 @@ def _shard(
     mesh:DeviceMesh,
 ):
     "Let FSDP2 divide a model: each block is gathered by itself, embedding, norm and head together"
-    # Two seconds, which only those who use it should wait.
+    # Takes long to import: a help text or a refusal needn't wait for it.
     from torch.distributed.fsdp import FSDPModule, fully_shard
     for block in loss_module.model.blocks: fully_shard(block, mesh=mesh)
     fully_shard(loss_module, mesh=mesh)

@@ -887,8 +887,8 @@ def _input_grad(g, w_int, sw, dtype, seed, backend):
     return _rescale(g @ _columns(w_int, g.dtype), sw, dtype, backend)
 
 def _columns(w_int, dtype):
-    # On a CPU without bf16, PyTorch's product of bf16 matrices is four times as fast if the second one lies
-    # in memory by columns. The bytes are the same.
+    # On a CPU that has no bf16, PyTorch's product of bf16 matrices is slow unless the second one lies in
+    # memory by columns. The bytes are the same.
     if w_int.device.type != 'cpu' or dtype.itemsize != 2: return w_int.to(dtype)
     return w_int.T.to(dtype, memory_format=torch.contiguous_format).T
 

@@ -474,7 +474,7 @@ class TensorParallel:
 
 
 def _is_dtensor(t):
-    "Whether FSDP2 has divided a tensor; importing its class to ask takes each process two seconds"
+    "Whether FSDP2 has divided a tensor; asked without its class, which takes long to import"
     return hasattr(t, 'device_mesh')
 
 

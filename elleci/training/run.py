@@ -673,7 +673,7 @@ class _RunSaver(CheckpointSaver):
 
     def save_shares(self, step, extra, metadata):
         "Let every rank write its own part, before the next step"
-        # Half of what our imports take, and few runs need it.
+        # Takes long to import, and few runs need it.
         from elleci.training.sharded import checkpoint_pieces, rank_share, write_shares
         engine, processes = self.engine, self.training.processes
         share = rank_share(self.training.config, engine.ranks)
