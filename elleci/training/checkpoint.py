@@ -21,6 +21,7 @@ from elleci.core import (
     make_folder,
     replace_file,
     require,
+    sync_folder,
 )
 from ..files import decode_json, decode_sealed, read_limited, sealed_json
 from .telemetry import run_subfolder, sync_metrics
@@ -302,13 +303,15 @@ def whole_already(
 
 
 def begin_checkpoint(
-    run:str|Path, # the run's folder, made if missing
+    run:str|Path, # the run's folder; one that was removed or moved does not come back
     step:int,     # optimizer steps done
 )->Path: # hidden
     "An empty folder for the files of a checkpoint"
     _, new = _checkpoint_folders(run, step)
     if not remove_own_folder(new): _refuse_foreign_files(new)
-    make_folder(new)
+    for folder in (new.parent, new):
+        folder.mkdir(exist_ok=True)
+        sync_folder(folder.parent)
     return new
 
 
@@ -349,7 +352,7 @@ def explain_failed_save(
 
 # %% ../../nbs/74_checkpoint.ipynb #40c569ff
 def write_checkpoint(
-    run:str|Path, # the run's folder, made if missing
+    run:str|Path, # the run's folder
     step:int,     # optimizer steps done
     tensors_by_file:dict, # file name: {name: tensor}
     metadata:dict,        # as `_Metadata`
