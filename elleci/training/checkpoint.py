@@ -18,7 +18,6 @@ from elleci.core import (
     Range,
     UserError,
     atomic_write,
-    make_folder,
     replace_file,
     require,
     sync_folder,
@@ -369,7 +368,7 @@ def write_checkpoint(
 import functools, threading, warnings
 from typing import NamedTuple
 from ..config import TrainConfig, read_config
-from ..core import available_memory
+from ..core import available_memory, make_folder
 from ..engine.checks import params_by_unit
 from .telemetry import read_memory
 
