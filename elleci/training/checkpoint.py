@@ -407,13 +407,13 @@ def verify_checkpoint(
 def _check_file_names(folder, manifest):
     "`UserError` unless a manifest names the files of its format"
     names = set(manifest.files)
-    if manifest.format == SHARDED_FORMAT:
-        # Whatever else is called so would be read as a part of it.
-        found = {path.name for path in folder.iterdir() if re.fullmatch(SHARD_FILE, path.name)}
-        fine = names and names == found
-    else: fine = names == {MODEL_FILE, STATE_FILE}
-    if not fine:
-        raise UserError(f'{folder} is no whole checkpoint: its {MANIFEST} names other files.')
+    expected = {MODEL_FILE, STATE_FILE}
+    # DCP reads whatever is called so.
+    if manifest.format == SHARDED_FORMAT: expected = {path.name for path in folder.glob('*.safetensors')}
+    odd = sorted(names ^ expected) if names else ['anything']
+    if odd:
+        what = 'lists' if odd[0] in names else 'does not list'
+        raise UserError(f'{folder} is no whole checkpoint: its {MANIFEST} {what} {odd[0]}.')
 
 
 def _check_file(path, written):
