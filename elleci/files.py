@@ -7,7 +7,7 @@ __all__ = ['CRC_FIELD', 'FUZZ_VALUES', 'open_regular', 'read_limited', 'decode_j
            'mutate_json', 'corrupt_bytes', 'installed_file', 'installed_folder']
 
 # %% ../nbs/01_files.ipynb #11c49c87
-import dataclasses, functools, json, operator, os, stat, types, typing, zlib
+import codecs, dataclasses, functools, json, operator, os, stat, types, typing, zlib
 from pathlib import Path
 from .core import MiB, Range, UserError, fmt_bytes, require
 
@@ -29,13 +29,13 @@ def read_limited(
     path:str|Path,
     limit:int=64*MiB, # bytes that such a file may have at most
 )->bytes:
-    "The bytes of a regular file; `UserError` if there are more than `limit`"
+    "The bytes of a regular file, without a byte-order mark; `UserError` if there are more than `limit`"
     with open_regular(path) as f:
         size = os.fstat(f.fileno()).st_size
         if size > limit:
             raise UserError(f'{path} has more than {fmt_bytes(limit)}: it is not what it should be.')
         # Not to the end: a program may be appending to the file.
-        return f.read(size)
+        return f.read(size).removeprefix(codecs.BOM_UTF8)
 
 # %% ../nbs/01_files.ipynb #6339208e
 @functools.cache

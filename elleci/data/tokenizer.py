@@ -372,10 +372,14 @@ def _build_tokenizer(
 class _VocabAndMerges:
     "The part of a tokenizer.json in which tokenizers of ours differ"
     vocab:dict[str, Annotated[int, Range(0, 2**20 - 1)]]
-    merges:list[tuple[str, str]]
+    merges:list[tuple[str, str]|str] # earlier versions of the library wrote 'left right'
 
 # %% ../../nbs/70_tokenizer_encode.ipynb #388b9b17
 _DAMAGED = 'The tokenizer {path} is damaged ({why}): restore it, or train it again on the same texts.'
+_FOREIGN = (
+    "The tokenizer {path} isn't one of Elleci's ({why}), and no other is read: give the tokenizer.json of a "
+    'run or of elleci_pretokenize, or leave it out, and one is learned from the text.'
+)
 _OTHER_MODEL = (
     'The tokenizer {path} has {V} entries and the model has {vocab_size}: it does not belong to this model, '
     'give the one from its run folder, or set model.vocab_size={V}.'
@@ -388,10 +392,15 @@ def _read_vocab_and_merges(
 )->_VocabAndMerges:
     "Vocabulary and merges of a tokenizer, their types checked"
     model = content.get('model')
+    if isinstance(model, dict) and (model.get('type', 'BPE') != 'BPE' or 'merges' not in model):
+        why = f"its model is {str(model.get('type', 'no BPE'))[:40]}"
+        raise UserError(_FOREIGN.format(path=path, why=why))
     found = {key: model.get(key) for key in ('vocab', 'merges')} if isinstance(model, dict) else None
-    try: return decode_json(json.dumps(found), _VocabAndMerges)
+    try: entries = decode_json(json.dumps(found), _VocabAndMerges)
     except (ValueError, RecursionError) as e:
         raise UserError(_DAMAGED.format(path=path, why=str(e)[:200])) from None
+    pairs = (merge.partition(' ')[::2] if isinstance(merge, str) else merge for merge in entries.merges)
+    return _VocabAndMerges(entries.vocab, list(pairs))
 
 # %% ../../nbs/70_tokenizer_encode.ipynb #40ebf991
 def _check_vocab_and_merges(
@@ -404,7 +413,8 @@ def _check_vocab_and_merges(
     V = max(vocab.values(), default=0) + 1
     retrain = 'train one with `train_tokenizer`.'
     if any(vocab.get(token) != i for i, token in enumerate(SPECIAL_TOKENS)):
-        raise UserError(f"The tokenizer {path} lacks {' '.join(SPECIAL_TOKENS)} at ids 0 to 4: {retrain}")
+        why = f"it lacks {' '.join(SPECIAL_TOKENS)} at ids 0 to 4"
+        raise UserError(_FOREIGN.format(path=path, why=why))
     if vocab_size not in (None, V, round_vocab(V)):
         raise UserError(_OTHER_MODEL.format(path=path, V=V, vocab_size=vocab_size))
     if sorted(vocab.values()) != list(range(V)):

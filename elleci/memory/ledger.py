@@ -553,7 +553,7 @@ def read_cards(
     path = path or installed_file('cards.toml')
     cards = {}
     try:
-        for key, table in tomllib.loads(Path(path).read_text(encoding='utf-8')).items():
+        for key, table in tomllib.loads(Path(path).read_text(encoding='utf-8-sig')).items():
             if key != 'estimates': cards[key] = Card(key=key, **table)
     except (TypeError, tomllib.TOMLDecodeError) as e:
         reason = str(e).replace('Card.__init__() ', '')
