@@ -6,10 +6,10 @@
 __all__ = ['FFN_KINDS', 'EMBEDDED', 'CHECKPOINTING', 'ModelConfig', 'TrainConfig', 'DATA_FIELDS', 'TOKENIZER_KINDS', 'PRESETS', 'Config', 'config_to_json', 'config_from_json', 'read_config', 'setting_types', 'read_config_file', 'set_options', 'config_to_toml', 'preset', 'resolve_config']
 
 # %% ../nbs/02_config.ipynb #8d313a9b
-import dataclasses, re
+import dataclasses
 from dataclasses import dataclass
 from .core import UserError
-from .toml import refuse_unless as _check, shown
+from .toml import check_source_name, refuse_unless as _check, shown
 
 # %% ../nbs/02_config.ipynb #f64e532f
 @dataclass(frozen=True)
@@ -544,12 +544,7 @@ def _check_data(
         _are_named(t.data, str) and len(dict(t.data)) == len(t.data),
         f'data is {t.data!r}: give (name, where) pairs of text, each name once.',
     )
-    for name, _ in t.data:
-        _check(
-            re.fullmatch(r'\w[\w.-]{0,99}', name),
-            f'A source is called {name!r}: its tokens get a folder of that name; '
-            'begin with a letter or digit, go on with those, _ - and dots, 100 at most.',
-        )
+    for name, _ in t.data: check_source_name(name)
     _check_phases('mix', t.mix, _are_shares)
     for _, shares in t.mix:
         for name, _ in shares:

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['refuse_unless', 'shown', 'errors_of', 'nearest', 'check_keys', 'read_toml', 'installed_files', 'named_file',
            'parse_value', 'as_tuples', 'parse_seq_len_schedule', 'to_toml', 'toml_key', 'toml_line', 'comments_by_name',
-           'resolve_spec', 'resolve_path', 'read_sources', 'read_mix', 'read_recipe']
+           'resolve_spec', 'resolve_path', 'check_source_name', 'read_sources', 'read_mix', 'read_recipe']
 
 # %% ../nbs/01_toml.ipynb #6c01a386
 import contextlib, difflib, functools, json, os, re, textwrap, tomllib
@@ -214,6 +214,17 @@ def resolve_path(path:str, folder:str|Path)->str:
     return os.path.abspath(os.path.join(folder, os.path.expanduser(path)))
 
 # %% ../nbs/01_toml.ipynb #7fd0a82c
+def check_source_name(
+    name:str,
+):
+    "Refuse a name of a source that a folder cannot have"
+    refuse_unless(
+        re.fullmatch(r'\w[\w.-]{0,99}', name),
+        f'A source is called {shown(name)}: its tokens get a folder of that name; '
+        'begin with a letter or digit, go on with those, _ - and dots, 100 at most.',
+    )
+
+# %% ../nbs/01_toml.ipynb #cf1768f0
 def read_sources(
     sources,         # {name: spec}, or anything else
     folder:str|Path, # of the file
@@ -224,6 +235,7 @@ def read_sources(
         texts and len(sources) > 0,
         f'sources is {shown(sources)}: give a name and a place for each, as in text = "my/texts".',
     )
+    for name in sources: check_source_name(name)
     return tuple((name, resolve_spec(spec, folder)) for name, spec in sources.items())
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 from ..core import Range, UserError, atomic_write, fmt_bytes, fmt_count, require
 from .sources import SkippedRows, SourceSpec, iter_documents, recipe_names
-from .sources import train_tokenizer_on
-from .shards import Part, ShardBytes, tokenizer_fingerprint
+from .sources import _text_files, train_tokenizer_on
+from .shards import Part, ShardBytes, text_bytes, tokenizer_fingerprint
 from .tokenizer import CharTokenizer, encode_document, num_used_entries, round_vocab
 from ..files import decode_sealed, read_limited, sealed_json
 
@@ -141,12 +141,9 @@ def expected_bytes(
     "How much text a source has, about"
     if spec.kind == 'embedded': return sum(len(d.text.encode()) for d in iter_documents(name, spec))
     if spec.kind != 'path': return None
-    path = Path(spec.where)
     try:
-        paths = [path] if path.is_file() else path.rglob('*')
-        parquet = [p for p in paths if p.suffix == '.parquet']
-        paths = [path] if path.is_file() else path.rglob('*')
-        size = sum(p.stat().st_size for p in paths if p.suffix in ('.txt', '.md', '.jsonl'))
+        parquet = [p for p in _text_files(Path(spec.where)) if p.suffix.lower() == '.parquet']
+        size = text_bytes(spec) or 0
         return size + sum(_parquet_text_bytes(p, spec.field) for p in parquet) or None
     # Whatever is wrong with a file is reported when it is read.
     except Exception: return None
@@ -218,7 +215,7 @@ def read_record(
     except OSError as e:
         raise UserError(f'{path} cannot be read ({e.strerror}): check its permissions.') from None
     except ValueError as e:
-        raise UserError(f'{path} is damaged ({str(e)[:200]}): remove it, and run the same again.') from None
+        raise UserError(f'{path} is damaged ({str(e)[:200]}): move it, and run the same again.') from None
 
 # %% ../../nbs/72_plan.ipynb #8d573709
 def settle_plan(

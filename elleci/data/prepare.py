@@ -16,12 +16,13 @@ from ..command_line import run_command
 from .plan import CountedDocuments, Plan, expected_bytes, forecast, learn_tokenizer, make_plan
 from .plan import measure_source, print_forecast, read_record, settle_plan
 from .sources import SkippedRows, SourceRows, data_settings, iter_documents, mean_shares
-from .sources import parse_spec
+from .sources import parse_spec, unread_files
 from .shards import Part, ShardBytes, explain_write_errors, index_shards, missing_shards
-from .shards import resolve_num_workers, tokenizer_fingerprint, write_shards
+from .shards import resolve_num_workers, tokenizer_fingerprint, write_shards, _check_output_folder
 from .tokenizer import TOKENIZERS, VocabSize, load_tokenizer, num_used_entries
 from .tokenizer import save_tokenizer
-from ..files import sealed_json
+from ..files import read_limited, sealed_json
+from ..toml import to_toml
 
 # %% ../../nbs/72_prepare.ipynb #1f088c53
 @dataclass
@@ -134,14 +135,13 @@ def prepared_recipe(
     max_skipped_ratio:float,
 )->str: # TOML
     "A recipe whose sources are shards, in folders of their names"
-    # A string of JSON is one of TOML, too.
-    lines = [f'description = {json.dumps(f"Shards of {recipe}")}']
+    lines = [f'description = {to_toml(f"Shards of {recipe}")}']
     lines += [f'max_skipped_ratio = {float(max_skipped_ratio)}', '', '[sources]']
     for name, spec in settings['data']:
         keep = '?on_exhausted=drop' if parse_spec(spec).on_exhausted == 'drop' else ''
-        lines.append(f'{json.dumps(name)} = {json.dumps(name + keep)}')
+        lines.append(f'{to_toml(name)} = {to_toml(name + keep)}')
     for start, weights in settings['mix']:
-        pairs = ', '.join(f'{json.dumps(name)} = {weight}' for name, weight in weights)
+        pairs = ', '.join(f'{to_toml(name)} = {weight}' for name, weight in weights)
         lines += ['', '[[mix]]', f'start = {float(start)}', f'weights = {{{pairs}}}']
     return '\n'.join(lines) + '\n'
 
@@ -182,9 +182,27 @@ def _source_folders(data, sources):
     "The folder of each source in the output; a single source that is no recipe's has the folder itself"
     return {name: '.' if (name, spec) == ('text', data) else name for name, spec in sources}
 
+
+# What the command writes beside the shards of the sources.
+_OWN_FILES = ('recipe.toml', 'CARD.md', 'card.json', 'plan.json', 'tokenizer.json')
+
+def _check_out(out, folders):
+    "Raise `UserError` for a file that would be replaced and is not ours, or a source called like one of ours"
+    for name, folder in folders.items():
+        if folder in _OWN_FILES:
+            raise UserError(f'A source is called {name}, as a file that is written here: give another name.')
+        read_record(out/folder/'text.json', SourceText)
+        _check_output_folder(out/folder, {})
+    if read_record(out/'plan.json', Plan): return
+    for name in _OWN_FILES[:3]:
+        if (out/name).exists():
+            raise UserError(f'{out} has {name}, which would be replaced: move it, or give a new folder.')
+
 # %% ../../nbs/72_prepare.ipynb #2917951e
 def _begin(settings, out, tok, asked, num_workers, part):
     "Measure the sources, settle the plan of the folder, and print what it will take"
+    for name, spec in settings['data']:
+        if line := unread_files(name, spec): print(line)
     shares = mean_shares(settings['data'], settings['mix'])
     measured = {name: measure_source(iter_documents(name, spec), tok) for name, spec in settings['data']}
     plan = make_plan(tok, measured=measured, shares=shares, **asked)
@@ -212,11 +230,13 @@ def _find_finished(out, folders, tok):
     return texts
 
 # %% ../../nbs/72_prepare.ipynb #476b27da
-def _write_card(out, card):
-    "Write the card, unless the same one is there with an earlier date"
+def _write_card(out, card, recipe):
+    "Write card and recipe, unless the same card is there with an earlier date"
     path = out/'card.json'
     with contextlib.suppress(OSError, ValueError):
-        if json.loads(path.read_text()) | dict(date=card['date']) == card: return
+        is_known = json.loads(read_limited(path)) | dict(date=card['date']) == card
+        if is_known and (out/'recipe.toml').exists() == bool(recipe): return
+    if recipe: atomic_write(out/'recipe.toml', recipe)
     atomic_write(out/'CARD.md', card_to_markdown(card))
     atomic_write(path, json.dumps(card, indent=1, ensure_ascii=False) + '\n')
 
@@ -225,10 +245,10 @@ def _finish(out, recipe, settings, folders, plan, texts, tok, max_skipped_ratio)
     "One index per source over all parts, the card, and the recipe to train on"
     shards = {name: index_shards(out/folder, tok) for name, folder in folders.items()}
     with explain_write_errors(out):
-        if '.' not in folders.values():
-            atomic_write(out/'recipe.toml', prepared_recipe(recipe, settings, max_skipped_ratio))
+        is_recipe = '.' not in folders.values()
+        to_train = prepared_recipe(recipe, settings, max_skipped_ratio) if is_recipe else ''
         card = data_card(recipe, settings, plan, texts, shards, tok)
-        _write_card(out, card)
+        _write_card(out, card, to_train)
     for name, s in card['sources'].items():
         skipped = sum(s['skipped'].values())
         print(
@@ -263,8 +283,9 @@ def elleci_pretokenize(
     for name, spec in settings['data']:
         if parse_spec(spec).kind == 'shards':
             raise UserError(f'{name} ({spec}) is tokenised already: train on it, or give the text.')
-    tok = _resolve_tokenizer(out, settings, tokenizer, vocab_size, allow_unused_vocab)
     folders = _source_folders(data, settings['data'])
+    _check_out(out, folders)
+    tok = _resolve_tokenizer(out, settings, tokenizer, vocab_size, allow_unused_vocab)
     texts = _find_finished(out, folders, tok)
     plan = read_record(out/'plan.json', Plan) if texts else None
     if plan is None:
@@ -277,7 +298,8 @@ def elleci_pretokenize(
             for name, spec in settings['data']
         }
     if max_skipped_ratio is None: max_skipped_ratio = settings.get('max_skipped_ratio', .01)
-    SkippedRows({name: asdict(text.rows) for name, text in texts.items()}).check(max_skipped_ratio)
+    skipped = SkippedRows({name: asdict(text.rows) for name, text in texts.items()})
+    skipped.check(max_skipped_ratio, '--max-skipped-ratio ')
     missing = {name: missing_shards(out/folders[name], tok, text.shards) for name, text in texts.items()}
     if any(missing.values()):
         count = sum(map(len, missing.values()))

@@ -575,11 +575,13 @@ def _write_index(folder, header):
 
 # %% ../../nbs/72_pretokenize_index.ipynb #5a9fd1fb
 def _check_output_folder(out, finished):
-    "Raise `UserError` if `out` has an index.json, but neither shards nor ours"
-    if finished or not (out/'index.json').exists() or any(out.glob('[0-9]*.tokens*')): return
-    try: _read_index(out/'index.json', _FolderIndex)
-    except UserError:
-        raise UserError(f'{out} has an index.json that is not of shards: give a new folder.') from None
+    "Raise `UserError` if `out` has no shards, but a file under a name of ours that is not ours"
+    if finished or any(out.glob('[0-9]*.tokens*')): return
+    for name, kind in (('index.json', _FolderIndex), ('skipped.json', _SkippedRecord)):
+        if not (out/name).exists(): continue
+        try: decode_sealed(read_limited(out/name, GiB), kind)
+        except (UserError, ValueError):
+            raise UserError(f'{out} has {name}, which is not of shards: give a new folder.') from None
 
 # %% ../../nbs/72_pretokenize_index.ipynb #319acd6b
 @contextlib.contextmanager
@@ -623,7 +625,7 @@ def read_skipped(
 import json
 from functools import lru_cache
 from ..core import NumWorkers, validate_ranges, require
-from .sources import SourceSpec
+from .sources import SourceSpec, _approximate_bytes, _text_files
 from .tokenizer import text_chunk_length, save_tokenizer
 
 # %% ../../nbs/72_pretokenize_read.ipynb #f4d5fec4
@@ -869,11 +871,9 @@ def verify_shards(
 def text_bytes(
     spec:SourceSpec, # from `parse_spec`
 )->int|None: # None where that is not known before it is read
-    "Bytes of the text at or below a path"
+    "Bytes of the text at or below a path, without Parquet files; of compressed ones about"
     if spec.kind != 'path': return None
-    path = Path(spec.where)
     try:
-        paths = [path] if path.is_file() else path.rglob('*')
-        sizes = [p.stat().st_size for p in paths if p.suffix in ('.txt', '.md', '.jsonl')]
+        files = [p for p in _text_files(Path(spec.where)) if p.suffix.lower() != '.parquet']
+        return sum(map(_approximate_bytes, files)) or None
     except OSError: return None
-    return sum(sizes) or None

@@ -998,7 +998,7 @@ from ..core import Fraction, Range, Seed, read_number
 from ..command_line import Bare, run_command, safe_output
 from ..toml import parse_seq_len_schedule, resolve_path, resolve_spec
 from ..data.curriculum import steps_for_epochs
-from ..data.sources import data_settings
+from ..data.sources import data_settings, unread_files
 from ..engine.checks import params_by_unit
 from ..engine.offload import allow_malloc_tuning
 from ..planning.account import train_overrides
@@ -1125,6 +1125,10 @@ def _resolve_run(folder, device, resolve_config, resume, prices, processes):
     if _is_complete(folder, config.train, step):
         print(f'{folder} is complete: {step} steps.')
         return None, config, resumed
+    for name, spec in config.train.data:
+        # What has been tokenised isn't read again.
+        is_read = not (folder/'tokens'/name/'index.json').exists()
+        if line := is_read and unread_files(name, spec): print(line)
     a = preflight(config, device, available_memory(device), prices, processes.n)
     block_inputs_on = a.config.train.block_inputs_on
     run = FolderRun(
