@@ -28,6 +28,33 @@ from .export import AUTO_MAP, CHARACTER_FILE, EXPORT_FORMAT, read_export_tokeniz
 from .export import verify_export, weight_files, write_checksums, write_loader_files
 
 # %% ../../nbs/77_hugging_face.ipynb #210b60d5
+def _documents_from_positions(position_ids, attention_mask):
+    "A new document starts at each 0; `UserError` for positions that neither count on nor start again"
+    starts = position_ids == 0
+    odd = ~starts[:, 1:] & (position_ids[:, 1:] != position_ids[:, :-1] + 1)
+    if attention_mask is not None:
+        is_text = attention_mask != 0
+        starts, odd = starts & is_text, odd & is_text[:, 1:] & is_text[:, :-1]
+    if bool(odd.any()):
+        raise UserError(
+            'position_ids leaves out positions or repeats them: let them count from 0 in each document, '
+            'or give the documents as seq_idx.'
+        )
+    return starts.cumsum(1)
+
+
+def _check_padding_around(is_text, seq_idx):
+    "`UserError` where a document goes on behind padding, by which the state would have forgotten it"
+    at = torch.arange(is_text.shape[1], device=is_text.device)
+    before = (at*is_text).cummax(1).values[:, :-1]
+    resumes = is_text[:, 1:] & ~is_text[:, :-1] & is_text.gather(1, before)
+    if bool((resumes & (seq_idx.gather(1, before) == seq_idx[:, 1:])).any()):
+        raise UserError(
+            'attention_mask has padding within a text, which would be read as two: move the padding to the '
+            'ends of the row, or number the documents with seq_idx.'
+        )
+
+
 def document_indices(
     attention_mask:Tensor|None=None, # (B, T), 0 for padding
     seq_idx:Tensor|None=None,        # (B, T) integers; a new document starts where they change
@@ -39,9 +66,11 @@ def document_indices(
             f'attention_mask has the shape {tuple(attention_mask.shape)}: give (B, T), or the documents of '
             'packed rows as seq_idx.'
         )
-    if seq_idx is None and position_ids is not None: seq_idx = (position_ids == 0).cumsum(1)
+    if seq_idx is None and position_ids is not None:
+        seq_idx = _documents_from_positions(position_ids, attention_mask)
     if attention_mask is None or bool(attention_mask.all()): return seq_idx
     if seq_idx is None: seq_idx = torch.zeros_like(attention_mask, dtype=torch.int64)
+    _check_padding_around(attention_mask != 0, seq_idx)
     return seq_idx.long().masked_fill(attention_mask == 0, -1)
 
 # %% ../../nbs/77_hugging_face.ipynb #730b6fae
@@ -73,7 +102,9 @@ def left_padding(
 # %% ../../nbs/77_hugging_face.ipynb #18aabb36
 class GenerationCache(Cache):
     "Our cache with what Transformers' `generate` asks of one"
-    is_compileable = False
+    is_compileable = is_croppable = False
+    # Transformers cuts what was read off the prompt only where this isn't true of all layers.
+    is_linear = False,
 
     def get_seq_length(self, layer_idx=0): return self.length
     def reorder_cache(self, rows): self.select(rows)
@@ -96,8 +127,8 @@ def causal_lm_loss(
     return loss/num_items
 
 # %% ../../nbs/77_hugging_face.ipynb #03900f17
-def _check_inputs(input_ids, vocab_size, kwargs):
-    "`UserError` for ids that are no tokens, and for arguments that would have to change the result and can't"
+def _check_inputs(input_ids, vocab_size, **beside):
+    "`UserError` for ids that are no tokens, and for tensors beside them that have another shape"
     if input_ids is None or input_ids.ndim != 2 or not input_ids.numel():
         given = 'missing' if input_ids is None else f'of shape {tuple(input_ids.shape)}'
         raise UserError(f'input_ids is {given}: give ids of tokens, (B, T), one token or more.')
@@ -106,9 +137,46 @@ def _check_inputs(input_ids, vocab_size, kwargs):
         low, high = (int(i) for i in input_ids.aminmax())
         if low < 0 or high >= vocab_size:
             raise UserError(f'input_ids holds ids from {low} to {high}: give 0 to {vocab_size - 1}.')
-    for name in ('inputs_embeds', 'output_attentions', 'output_hidden_states'):
-        if kwargs.get(name) is not None and kwargs.get(name) is not False:
+    for name, tensor in beside.items():
+        if tensor is not None and tensor.shape != input_ids.shape:
+            raise UserError(
+                f'{name} has the shape {tuple(tensor.shape)}, and input_ids {tuple(input_ids.shape)}: '
+                'give both in the same shape.'
+            )
+
+
+def _check_keywords(keywords, config):
+    "`UserError` for what a caller asks for, by an argument or in the configuration, and this model can't do"
+    switches = 'output_attentions', 'output_hidden_states'
+    asked = {name: getattr(config, name, None) for name in switches}
+    asked |= {name: value for name, value in keywords.items() if value is not None}
+    for name, value in asked.items():
+        if value is not None and not (name in switches and value is False):
             raise UserError(f'{name} was given, and this model has none: leave it out.')
+
+
+def _check_mask_goes_on(cache, attention_mask, T):
+    "`UserError` unless a mask is that of the tokens in the cache, followed by ones"
+    ends = torch.arange(cache.length + T, device=attention_mask.device)
+    is_text = (ends >= (0 if cache.padding is None else cache.padding[:, None])).expand(cache.batch, -1)
+    if attention_mask.shape != is_text.shape or bool(((attention_mask != 0) != is_text).any()):
+        raise UserError(
+            f'attention_mask, of shape {tuple(attention_mask.shape)}, does not go on from the cache, which '
+            f'holds {cache.length} tokens: give their mask and ones for the new tokens, '
+            f'{tuple(is_text.shape)}, or leave it out.'
+        )
+
+
+def _check_positions_go_on(cache, position_ids):
+    "`UserError` where positions begin a second document in a row"
+    at = torch.arange(cache.length, cache.length + position_ids.shape[1], device=position_ids.device)
+    start = 0 if cache.padding is None else cache.padding[:, None]
+    _documents_from_positions(position_ids, (at >= start).expand_as(position_ids))
+    if bool(((position_ids == 0) & (at > start)).any()):
+        raise UserError(
+            'position_ids begins again within a row, and a cache holds one document per row: give each '
+            'document a row of its own, or set use_cache=False.'
+        )
 
 
 def _check_decodable(model):
@@ -135,45 +203,65 @@ class _CausalLM:
     def forward(self,
         input_ids:Tensor=None,           # (B, T) int64
         attention_mask:Tensor|None=None, # (B, T), 0 for padding
-        past_key_values:Cache|None=None, # from an earlier call
+        past_key_values:Cache|None=None, # from an earlier call; Transformers calls it `cache` from 5.24 on
         labels:Tensor|None=None,         # (B, T), not shifted, −100 where they don't count
         seq_idx:Tensor|None=None,        # (B, T) documents of packed rows
         use_cache:bool|None=None,        # give back a cache to go on from
-        logits_to_keep:int=0,            # of the last positions; 0: of all
+        logits_to_keep:int|Tensor=0,     # of the last positions; 0: of all; a tensor: of these positions
         num_items_in_batch:Tensor|int|None=None, # labels of the whole step, from `Trainer`
         return_dict:bool|None=None,      # False: a tuple
-        **kwargs, # `position_ids` of packed rows; what cannot be done is refused
+        cache:Cache|None=None,           # another name of `past_key_values`
+        **kwargs, # `position_ids` of packed rows; any other that isn't None is refused
     ): # `CausalLMOutputWithPast`: loss, logits, past_key_values, those that were asked for
         "Loss, or logits"
-        _check_inputs(input_ids, self.model.cfg.vocab_size, kwargs)
+        position_ids = kwargs.pop('position_ids', None)
+        if position_ids is not None and input_ids is not None and position_ids.shape == input_ids[:1].shape:
+            position_ids = position_ids.expand_as(input_ids)
+        if cache is None: cache = past_key_values
+        own_mask = attention_mask if cache is None else None
+        beside = dict(attention_mask=own_mask, labels=labels, seq_idx=seq_idx, position_ids=position_ids)
+        _check_inputs(input_ids, self.model.cfg.vocab_size, **beside)
+        _check_keywords(kwargs, self.config)
         output = require('transformers.modeling_outputs', 'use Transformers').CausalLMOutputWithPast
-        cache = seq_idx_or_none = None
-        if labels is None and (use_cache or past_key_values is not None):
-            cache = past_key_values
-            if cache is None: cache = self._new_cache(input_ids, attention_mask)
-        else: seq_idx_or_none = document_indices(attention_mask, seq_idx, kwargs.get('position_ids'))
+        if cache is not None or use_cache and labels is None:
+            if labels is not None:
+                raise UserError('labels came with a cache, and the loss reads whole rows: give one of them.')
+            cache = self._cache_to_fill(cache, input_ids, attention_mask, position_ids)
+        else: seq_idx = document_indices(attention_mask, seq_idx, position_ids)
+        # -0 is 0, so logits_to_keep=0 keeps every position.
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         if labels is not None:
-            labels = shifted_labels(labels, seq_idx_or_none, attention_mask)
-            loss, logits = self._loss_and_logits(input_ids, seq_idx_or_none, labels, num_items_in_batch)
+            labels = shifted_labels(labels, seq_idx, attention_mask)
+            loss, logits = self._loss_and_logits(input_ids, seq_idx, labels, num_items_in_batch, kept)
             found = output(loss=loss, logits=logits)
         else:
-            # -0 is 0, so logits_to_keep=0 keeps every position.
-            hidden = self.model.hidden(input_ids, seq_idx_or_none, cache)[:, -logits_to_keep:]
-            found = output(logits=self.model.head(self.model.norm(hidden)), past_key_values=cache)
-        return found.to_tuple() if return_dict is False else found
+            hidden = self.model.hidden(input_ids, seq_idx, cache)[:, kept]
+            # The name of the cache here is `cache` from 5.24 on.
+            name = 'cache' if hasattr(output, 'cache') else 'past_key_values'
+            found = output(logits=self.model.head(self.model.norm(hidden)), **{name: cache})
+        if return_dict is None: return_dict = self.config.return_dict
+        return found if return_dict else found.to_tuple()
 
-    def _new_cache(self, input_ids, attention_mask):
-        "An empty cache for a batch of prompts"
-        _check_decodable(self.model)
-        new = self.model.new_cache(len(input_ids), padding=left_padding(attention_mask))
-        return GenerationCache(new.layers, new.padding)
+    def _cache_to_fill(self, cache, input_ids, attention_mask, position_ids):
+        "An empty cache for a batch of prompts, or the given one; `UserError` for what doesn't go on from it"
+        if cache is None:
+            _check_decodable(self.model)
+            new = self.model.new_cache(len(input_ids), padding=left_padding(attention_mask))
+            cache = GenerationCache(new.layers, new.padding)
+        elif not isinstance(cache, Cache):
+            raise UserError(
+                f'The cache is a {type(cache).__name__}: give the one that an earlier call returned, or none.'
+            )
+        elif attention_mask is not None: _check_mask_goes_on(cache, attention_mask, input_ids.shape[1])
+        if position_ids is not None: _check_positions_go_on(cache, position_ids)
+        return cache
 
-    def _loss_and_logits(self, input_ids, seq_idx, labels, num_items):
+    def _loss_and_logits(self, input_ids, seq_idx, labels, num_items, kept):
         "The loss, with what layers add to it; logits too where nothing is trained, as evaluation wants them"
         _check_trainable(self)
         with collect_aux_losses() as aux_losses: hidden = self.model.hidden(input_ids, seq_idx)
         loss = causal_lm_loss(self.model, hidden, labels, num_items)
-        if not self.training: return loss, self.model.head(self.model.norm(hidden))
+        if not self.training: return loss, self.model.head(self.model.norm(hidden[:, kept]))
         share = 1 if num_items is None else (labels != IGNORE_INDEX).sum()/num_items
         return loss + share*sum(aux_losses), None
 
