@@ -13,7 +13,7 @@ train: .venv/run  ## a trained model, from nothing
 test: .venv/dev   ## every check, on this working tree
 	$(BIN)/python .ci/checks.py
 
-test-long: .venv/dev  ## what takes longer: more kills; three trainings, kept in data/results
+test-long: .venv/dev  ## what takes longer: more kills; the newest Transformers on PyPI; three trainings, kept in data/results
 	ELLECI_LONG=1 $(BIN)/python .ci/checks.py
 	$(BIN)/python benchmarks/tiny.py --seeds 3
 

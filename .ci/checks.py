@@ -6,6 +6,7 @@ from multiprocessing import forkserver
 from pathlib import Path
 from unittest import mock
 from packaging.requirements import Requirement
+from packaging.version import Version
 import clocks
 from course import check_course  # noqa: F401
 from imports import check_imports  # noqa: F401
@@ -569,7 +570,7 @@ def ready():
     env = {'TRITON_INTERPRET': '1', 'OMP_NUM_THREADS': '1', 'MPLBACKEND': 'agg', **CACHE}
     with mock.patch.dict(os.environ, {**environment(), **env}): forkserver.ensure_running()
 
-def in_fork(path, out, ended):
+def in_fork(path, out, ended, first):
     "What `nbdev_test` does with one notebook, in a process and a process group of its own"
     os.setsid()
     # what is imported by now is no garbage: it need not be looked through
@@ -578,7 +579,7 @@ def in_fork(path, out, ended):
     os.dup2(said, 1)
     os.dup2(said, 2)
     speed_up_interpreter()
-    sys.path[:] = [p for p in sys.path if p != str(ROOT/'.ci')]
+    sys.path[:] = [*first, *(p for p in sys.path if p != str(ROOT/'.ci'))]
     from nbdev.config import get_config
     from nbdev.test import test_nb
     os.chdir(ROOT)
@@ -619,12 +620,12 @@ def limits():
     longer = 10 if os.environ.get('ELLECI_LONG') else 1
     return CPU_LIMIT*longer, IDLE_LIMIT*longer, WALL_LIMIT*longer
 
-def check_notebook(path):
-    # CPU seconds of a notebook and of the processes that it has waited for. Without a docstring, since a
-    # function that has one is a check of its own.
+def check_notebook(path, first=()):
+    # CPU seconds of a notebook and of the processes that it has waited for; `first`: where it looks for
+    # packages first. Without a docstring, since a function that has one is a check of its own.
     with tempfile.TemporaryDirectory() as tmp:
         end, ended = FORKS.Pipe(False)
-        p = FORKS.Process(target=in_fork, args=(path, out := Path(tmp)/'out', ended))
+        p = FORKS.Process(target=in_fork, args=(path, out := Path(tmp)/'out', ended, first))
         p.start()
         ended.close()
         patience = Patience(p.pid, *limits())
@@ -640,6 +641,30 @@ def check_notebook(path):
             try: os.killpg(p.pid, signal.SIGKILL)              # with all that it has started
             except ProcessLookupError: pass
     return used
+
+def install_newest(library, folder):
+    "Install a library's newest release into a folder, and what it lacks; its version, None where we have it"
+    pip = (sys.executable, '-m', 'pip', 'install', '-q', '--no-deps', '--target', folder)
+    run(*pip, library)
+    [found] = importlib.metadata.distributions(path=[folder])
+    if Version(found.version) <= Version(importlib.metadata.version(library)): return
+    def is_met(r):
+        if r.marker and not r.marker.evaluate({'extra': ''}): return True
+        try: return r.specifier.contains(importlib.metadata.version(r.name))
+        except importlib.metadata.PackageNotFoundError: return False
+    if lacking := [str(r) for r in map(Requirement, found.requires) if not is_met(r)]: run(*pip, *lacking)
+    return found.version
+
+def newest_transformers():
+    "What is exported works with the newest Transformers on PyPI, too (only in `make test-long`)"
+    with tempfile.TemporaryDirectory() as folder:
+        try: version = install_newest('transformers', folder)
+        except AssertionError as e: version, why = None, str(e).splitlines()[-1]
+        else: why = 'none is newer than the pinned one'
+        if version is None: return print(f'     skipped: no Transformers from PyPI ({why})', flush=True)
+        print(f'     Transformers {version}', flush=True)
+        tests = [ROOT/'nbs'/'tests'/f'77_{name}.ipynb' for name in ('export', 'transformers')]
+        return sum(check_notebook(p, [folder]) for p in tests)
 
 def attempt(name, check):
     began, used = time.time(), None
@@ -657,6 +682,7 @@ def main():
         ((c.__doc__, c) for n, c in globals().items() if n.startswith('check_') and c.__doc__),
         key=lambda c: c[1] is not check_kernels,
     )
+    if os.environ.get('ELLECI_LONG'): checks.append((newest_transformers.__doc__, newest_transformers))
     # so that both workers end together
     longest_first = sorted(notebooks(), key=lambda p: 'tests' in p.parts)[::-1]
     checks += [(str(p.relative_to(ROOT)), lambda p=p: check_notebook(p)) for p in longest_first]
