@@ -7,11 +7,13 @@ __all__ = ['KiB', 'MiB', 'GiB', 'MIN_CAPABILITY', 'META_DEVICE_TYPE', 'PositiveI
            'Fraction', 'RENAMED_SETTINGS', 'RENAMED_VALUES', 'assert_close', 'seed_everything', 'fmt_bytes',
            'fmt_count', 'UserError', 'is_out_of_memory', 'optional', 'pip_install', 'require', 'capability_problem',
            'pick_device', 'effective_device_type', 'compute_dtype', 'autocast_device', 'linear_dtype', 'full_precision',
-           'memory_in_use', 'available_memory', 'sync_folder', 'make_folder', 'replace_file', 'atomic_write', 'Range',
-           'type_and_range', 'validate_ranges', 'read_number', 'current_name', 'current_value', 'former_names']
+           'memory_in_use', 'available_memory', 'sync_folder', 'make_folder', 'replace_file', 'atomic_write',
+           'disk_remedy', 'appears_whole', 'Range', 'type_and_range', 'validate_ranges', 'read_number', 'current_name',
+           'current_value', 'former_names']
 
 # %% ../nbs/00_core.ipynb #e869ebc2
-import contextlib, functools, importlib, inspect, os, random, re, shlex, sys, typing, warnings
+import contextlib, errno, functools, importlib, inspect, os, random, re, shlex, sys, tempfile, typing
+import warnings
 from pathlib import Path
 import numpy as np
 import torch
@@ -301,6 +303,51 @@ def atomic_write(
         with contextlib.suppress(OSError): new.unlink()
         raise
     replace_file(new, path)
+
+# %% ../nbs/00_core.ipynb #db56c218
+def disk_remedy(
+    error:BaseException,
+)->str: # a clause
+    "What to do about an error of the disk"
+    message = str(error).lower()
+    number = getattr(error, 'errno', None)
+    full = any(words in message for words in ('no space', 'quota', 'file too large'))
+    if full or number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG): return 'make room on the disk'
+    if isinstance(error, MemoryError) or 'memory' in message or 'allocate' in message:
+        return 'close other programs, memory is short'
+    if number in (errno.EEXIST, errno.ENOTEMPTY): return 'something was put there just now, give a new name'
+    return 'check that the folder is there and may be written to'
+
+# %% ../nbs/00_core.ipynb #233ab012
+def _put_in_place(new, path):
+    "Rename; a file never replaces another, nor a folder one that isn't empty"
+    if new.is_dir():
+        sync_folder(new)
+        with contextlib.suppress(FileNotFoundError): path.rmdir()
+        return replace_file(new, path)
+    with open(new, 'rb+') as f: os.fsync(f.fileno())
+    try: os.link(new, path)
+    except FileExistsError: raise
+    # This disk has no links.
+    except OSError: os.rename(new, path)
+    sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def appears_whole(
+    path:str|Path, # of a file or a folder that isn't there yet; an empty folder may be
+): # yields the path to write it to, in a new folder beside it that is nobody else's
+    "What is written within appears at `path` at once and complete, or not at all; `UserError` if it fails"
+    real = Path(os.path.realpath(path))
+    try:
+        make_folder(real.parent)
+        with tempfile.TemporaryDirectory(prefix='.elleci-', dir=real.parent) as own:
+            yield (new := Path(own)/real.name)
+            _put_in_place(new, real)
+    except UserError: raise
+    except Exception as e:
+        message = f'{path} could not be written ({e}): {disk_remedy(e)}; nothing was left.'
+        raise UserError(message) from None
 
 # %% ../nbs/00_core.ipynb #0ddf56d1
 class Range(typing.NamedTuple):

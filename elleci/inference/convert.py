@@ -6,20 +6,20 @@
 __all__ = ['BLOCK_NAMES', 'OUTER_NAMES', 'WIDTHS', 'FIXED', 'VOCAB_MATRICES', 'mamba2_name', 'from_mamba2', 'to_mamba2']
 
 # %% ../../nbs/77_import.ipynb #123cd89a
-import contextlib, json
+import json
 from pathlib import Path
 from typing import Any
 from dataclasses import dataclass, field
 import torch
 from torch import nn
-from ..core import UserError, atomic_write, make_folder, replace_file, require
+from ..core import UserError, appears_whole, atomic_write, require
 from ..files import read_limited, read_json
 from ..config import ModelConfig
 from ..kernels.pointwise import EPS
 from ..model import Elleci
 from ..data.tokenizer import round_vocab
-from ..training.checkpoint import disk_remedy
 from ..training.watchdog import all_finite
+from .export import check_finite, check_new_folder
 
 # %% ../../nbs/77_import.ipynb #e58ed2fc
 # Of a block: our name, theirs.
@@ -297,22 +297,15 @@ def to_mamba2(
 ):
     "Write a model as a folder for `Mamba2ForCausalLM.from_pretrained`; `UserError` if it cannot be one"
     _check_pure_mamba2(model)
-    folder = Path(folder)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f'{folder} is not empty: give a new folder.')
+    check_new_folder(Path(folder))
     save_file = require('safetensors.torch', 'write a checkpoint').save_file
     tensors = {}
     for name, p in model.named_parameters():
         tensor = p.detach().float().cpu()
         if name.endswith('conv_weight'): tensor = tensor[:, None]
         tensors[mamba2_name(name)] = tensor.contiguous()
-    new = folder/'model.safetensors.new'
-    try:
-        make_folder(folder)
-        save_file(tensors, new, metadata={'format': 'pt'})
-        atomic_write(folder/'config.json', json.dumps(_mamba2_settings(model.cfg), indent=2) + '\n')
-        replace_file(new, folder/'model.safetensors')
-    except Exception as e:
-        with contextlib.suppress(OSError): new.unlink(missing_ok=True)
-        with contextlib.suppress(OSError): (folder/'config.json').unlink(missing_ok=True)
-        raise UserError(f'{folder} could not be written ({e}): {disk_remedy(e)}.') from None
+    check_finite(tensors)
+    with appears_whole(folder) as new:
+        new.mkdir()
+        save_file(tensors, new/'model.safetensors', metadata={'format': 'pt'})
+        atomic_write(new/'config.json', json.dumps(_mamba2_settings(model.cfg), indent=2) + '\n')

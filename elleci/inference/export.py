@@ -4,19 +4,18 @@
 
 # %% auto #0
 __all__ = ['INDEX_FILE', 'MAX_SHARD_BYTES', 'PREFIX', 'DTYPES', 'CHECKSUM_FILE', 'EXPORT_FORMAT', 'LOADER_FILES', 'AUTO_MAP',
-           'CHAT_TEMPLATE', 'CHARACTER_FILE', 'OWN_FILES', 'USAGE', 'split_into_shards', 'export_tensors',
-           'write_checksums', 'write_loader_files', 'hf_config', 'generation_config', 'save_pretrained',
-           'read_export_config', 'weight_files', 'verify_export', 'read_export_tokenizer', 'from_pretrained',
-           'elleci_export', 'export_command']
+           'CHAT_TEMPLATE', 'CHARACTER_FILE', 'USAGE', 'split_into_shards', 'export_tensors', 'write_checksums',
+           'write_loader_files', 'hf_config', 'generation_config', 'check_new_folder', 'check_finite',
+           'save_pretrained', 'read_export_config', 'weight_files', 'verify_export', 'read_export_tokenizer',
+           'from_pretrained', 'elleci_export', 'export_command']
 
 # %% ../../nbs/77_export.ipynb #7e4b05b5
-import contextlib, dataclasses, json, os, re, stat
+import dataclasses, json, os, re, stat
 from pathlib import Path
 from typing import Any
 import torch
 from torch import nn
-from ..core import UserError, atomic_write, fmt_bytes, make_folder, pick_device, replace_file, require
-from ..core import sync_folder
+from ..core import UserError, appears_whole, atomic_write, fmt_bytes, pick_device, require
 from ..command_line import run_command
 from ..files import decode_sealed, read_json, read_limited, sealed_json
 from ..config import ModelConfig, config_from_json
@@ -27,7 +26,7 @@ from ..model import Elleci
 from ..data.tokenizer import BOS, EOT, IM_END, IM_START, PAD, ROLES, SPECIAL_TOKENS, CharTokenizer
 from ..data.tokenizer import tokenizer_from_content
 from ..generation import suppressed_ids
-from ..training.checkpoint import MODEL_FILE, checkpoints, checksum, disk_remedy, remove_own_folder
+from ..training.checkpoint import MODEL_FILE, checkpoints, checksum
 from ..training.load import is_valid_packed, load_run
 from .model_card import write_model_card
 
@@ -75,7 +74,7 @@ def _write_shards(
     tensors:dict, # from `export_tensors`
     limit:int,    # bytes of a file
 ):
-    "Weights, the index where there are several files, and everybody's checksum"
+    "Weights, and the index where there are several files"
     save_file = require('safetensors.torch', 'export a model').save_file
     shards = split_into_shards({name: t.nbytes for name, t in tensors.items()}, limit)
     for file, names in shards.items():
@@ -88,9 +87,8 @@ def _write_shards(
         total = sum(t.nbytes for t in tensors.values())
         index = dict(metadata=dict(total_size=total), weight_map=weight_map)
         atomic_write(folder/INDEX_FILE, json.dumps(index, indent=1))
-    write_checksums(folder, list(shards))
     # safetensors writes files that nobody else may read.
-    for file in shards: (folder/file).chmod(stat.S_IMODE((folder/CHECKSUM_FILE).stat().st_mode))
+    for file in shards: (folder/file).chmod(stat.S_IMODE(folder.stat().st_mode) & 0o666)
 
 # %% ../../nbs/77_export.ipynb #8a4dfbb2
 CHECKSUM_FILE = 'checksums.json'
@@ -98,7 +96,7 @@ CHECKSUM_FILE = 'checksums.json'
 
 def write_checksums(
     folder:Path,
-    files:list, # names of the files of weights
+    files, # names, in that folder
 ):
     "Write down size and CRC-32 of each file"
     written = {name: checksum(folder/name) for name in files}
@@ -221,46 +219,28 @@ def _write_tokenizer(
     atomic_write(folder/'generation_config.json', json.dumps(generation_config(tok)))
 
 # %% ../../nbs/77_export.ipynb #f5ee44e5
-# Only files matching this are ever deleted when a broken export is cleaned up.
-OWN_FILES = '|'.join((
-    r'model(-\d{5}-of-\d{5})?\.safetensors', re.escape(INDEX_FILE), r'\w+\.json', r'\w+\.py',
-    r'README\.md', r'loss\.svg',
-    r'.*\.new', r'\.tmp\w{6}',
-))
-
-
-def _check_new_folder(folder):
-    "`UserError` unless a model may be written there: to a new or empty folder, outside of all runs"
+def check_new_folder(
+    folder:Path,
+):
+    "`UserError` unless a model may be written there: to a new or empty folder, outside of runs and models"
     if os.path.lexists(folder) and not folder.is_dir():
         raise UserError(f'{folder} is no folder: give a new one.')
     first = next(folder.iterdir(), None) if folder.is_dir() else None
     if first is not None:
         raise UserError(f'{folder} is not empty, it holds {first.name}: give a new folder, or an empty one.')
     for parent in Path(os.path.realpath(folder)).parents:
-        is_run = (parent/'config.json').exists() and (parent/'metrics.jsonl').exists() or checkpoints(parent)
-        if is_run: raise UserError(f'{folder} lies in the folder of a run, {parent}: give another place.')
+        trained = (parent/'metrics.jsonl').exists() or (parent/MODEL_FILE).exists()
+        if (parent/'config.json').exists() and trained or checkpoints(parent):
+            raise UserError(f'{folder} lies in the folder of a run, {parent}: give another place.')
 
 
-@contextlib.contextmanager
-def _appears_whole(
-    folder:Path, # missing, or empty
-): # yields a folder to write to, which takes its place if all goes well
-    "A folder that is there with all its files, or not at all"
-    real = Path(os.path.realpath(folder))
-    new = real.with_name(f'.{real.name}.new')
-    if not remove_own_folder(new, OWN_FILES):
-        raise UserError(f'{new} is in the way and holds what no export has written: move it away.')
-    try:
-        make_folder(new)
-        yield new
-        sync_folder(new)
-        if real.exists(): real.rmdir()
-        replace_file(new, real)
-    except BaseException as e:
-        remove_own_folder(new, OWN_FILES)
-        if isinstance(e, UserError) or not isinstance(e, Exception): raise
-        message = f'{folder} could not be written ({e}): {disk_remedy(e)}; nothing was left.'
-        raise UserError(message) from None
+def check_finite(
+    tensors:dict, # name: tensor
+):
+    "`UserError` that names the first tensor with a NaN or an infinity in it"
+    for name, t in tensors.items():
+        if t.is_floating_point() and not bool(t.isfinite().all()):
+            raise UserError(f'{name} holds weights that are not finite: go back to a checkpoint from before.')
 
 # %% ../../nbs/77_export.ipynb #19846fad
 # What the card says of how the folder is used.
@@ -297,18 +277,18 @@ def save_pretrained(
     "Write a model for others; `UserError`, and no folder, if it can't be done"
     if not str(folder): raise UserError('The folder has no name: give one.')
     folder, limit = Path(folder), _parse_limit(max_shard_size)
-    _check_new_folder(folder)
-    floats = [p for p in model.parameters() if p.is_floating_point()]
-    if not all(bool(p.isfinite().all()) for p in floats):
-        raise UserError('The model has weights that are not finite: export a checkpoint from before that.')
+    check_new_folder(folder)
     packed = any(isinstance(m, PackedLinear) for m in model.modules())
     tensors = export_tensors(model, dtype)
-    with _appears_whole(folder) as new:
+    check_finite(tensors)
+    with appears_whole(folder) as new:
+        new.mkdir()
         _write_shards(new, tensors, limit)
         settings = hf_config(model.cfg, packed, _stored_dtype(tensors), max_length)
         atomic_write(new/'config.json', json.dumps(settings, indent=1))
         write_loader_files(new, isinstance(tok, CharTokenizer))
         if tok is not None: _write_tokenizer(new, tok, max_length)
+        write_checksums(new, sorted(p.name for p in new.iterdir()))
         if run is not None: write_model_card(run, new, USAGE)
 
 # %% ../../nbs/77_export.ipynb #3a579137
@@ -375,15 +355,19 @@ def weight_files(
 
 
 def _check_checksums(folder, files):
-    "`UserError` unless files of weights are as they were written; those of other programs have no checksums"
+    "`UserError` unless all files are as they were written; those of other programs have no checksums"
     path = folder/CHECKSUM_FILE
     if not path.exists(): return
     try: written = decode_sealed(read_limited(path, 2**20), dict[str, tuple[int, int]])
     except (ValueError, OSError): raise UserError(f'{path} is damaged: {_RESTORE}.') from None
-    for name in files:
-        is_file = stat.S_ISREG((folder/name).stat().st_mode)
-        if not is_file or written.get(name) != tuple(checksum(folder/name)):
-            raise UserError(f'{folder/name} is not as it was written: {_RESTORE}.')
+    if outside := [name for name in written if Path(name).name != name]:
+        raise UserError(f'{path} names {outside[0][:80]!r}, which is no file of the folder: {_RESTORE}.')
+    for name in sorted({*files, *written}):
+        if not (folder/name).is_file() or written.get(name) != tuple(checksum(folder/name)):
+            raise UserError(
+                f'{folder/name} is not as it was written: {_RESTORE}; if you changed it on purpose, delete '
+                f'{CHECKSUM_FILE}.'
+            )
 
 # %% ../../nbs/77_export.ipynb #65d6fa7d
 def _layouts(
@@ -429,7 +413,7 @@ def _check_layouts(folder, found, wanted):
 def verify_export(
     folder:str|Path,
 )->tuple: # the model, on the meta device; name: (file, shape, dtype) of its weights
-    "Check all of an exported model but its tokenizer; `UserError` in one sentence for whatever is wrong"
+    "Check all of an exported model but what is in its tokenizer; `UserError` for whatever is wrong"
     folder = Path(folder)
     cfg, packed = read_export_config(folder)
     if packed and not cfg.ternary: raise UserError(f'{folder} is packed and not ternary: {_RESTORE}.')
@@ -493,7 +477,7 @@ def elleci_export(
     if dtype != 'as-trained' and dtype not in DTYPES:
         raise UserError(f"--dtype is {dtype[:40]!r}: use as-trained, {' or '.join(DTYPES)}.")
     _parse_limit(max_shard_size)
-    _check_new_folder(Path(out))
+    check_new_folder(Path(out))
     config, tok, model = load_run(run, 'cpu')
     save_pretrained(model, out, tok, DTYPES.get(dtype), max_shard_size, config.train.seq_len, run)
     size = sum((Path(out)/name).stat().st_size for name in weight_files(Path(out)))

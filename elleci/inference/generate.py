@@ -6,22 +6,22 @@
 __all__ = ['elleci_generate', 'generate_command', 'elleci_pack', 'pack_command']
 
 # %% ../../nbs/77_use_a_run.ipynb #c087fe3b
-import os, sys
+import sys
 from collections.abc import Callable
 from pathlib import Path
 import torch
-from ..core import Fraction, NonNegativeInt, Seed, UserError, atomic_write, fmt_bytes
+from ..core import Fraction, NonNegativeInt, Seed, UserError, appears_whole, atomic_write, fmt_bytes
 from ..command_line import run_command
-from ..files import read_limited
 from ..config import config_to_json
 from ..layers.ffn import PackedLinear, pack_model
+from ..model import Elleci
 from ..data.tokenizer import save_tokenizer
 from ..data.shards import tokenizer_fingerprint
-from ..training.checkpoint import MODEL_FILE, checkpoints, model_folder, save_weights, model_files
-from ..training.watchdog import all_finite
+from ..training.checkpoint import MODEL_FILE, model_folder, save_weights, model_files
 from ..generation import MaxTokens, RepetitionPenalty, Sampling, Temperature, TopP, check_stop
 from ..generation import generate, stream as stream_text
 from ..training.load import load_run
+from .export import check_finite, check_new_folder
 
 # %% ../../nbs/77_use_a_run.ipynb #b98d4e3d
 def _show_stream(
@@ -84,62 +84,17 @@ def generate_command():
     "`elleci_generate` in a shell"
     return run_command(elleci_generate)
 
-# %% ../../nbs/77_use_a_run.ipynb #81fb860e
-# A folder that holds one of these belongs to a run, not to a packed model.
-RUN_FILES = 'checkpoints', 'metrics.jsonl', 'memory.json', 'tokens', 'control', 'average', 'batches'
-
-# %% ../../nbs/77_use_a_run.ipynb #4ff4fda7
-def _same_file(a, b):
-    "Whether two paths lead to the same file or folder; False if one leads nowhere"
-    try: return os.path.samefile(a, b)
-    except OSError: return False
-
-# %% ../../nbs/77_use_a_run.ipynb #a1d92f1a
-def _check_out_folder(
-    run:Path,        # the run to pack
-    out_folder:Path, # the folder to pack it into
-):
-    "Raise `UserError` if `out_folder` is, or lies in, the run's folder or another run's"
-    if os.path.lexists(out_folder) and not out_folder.is_dir():
-        raise UserError(f'{out_folder} is no folder: give another --out.')
-    if (out_folder/MODEL_FILE).exists():
-        raise UserError(f'{out_folder} already holds a model: give another --out.')
-    for name in RUN_FILES:
-        if os.path.lexists(out_folder/name):
-            raise UserError(
-                f'{out_folder} is the folder of a run, as it holds {name}: give --out a folder of its own.'
-            )
-    real = Path(os.path.realpath(out_folder))
-    for folder in (real, *real.parents):
-        if _same_file(folder, run):
-            raise UserError(
-                f'{out_folder} lies in the folder of the run itself: give --out a folder of its own.'
-            )
-        if (folder/'config.json').exists() and (checkpoints(folder) or (folder/'metrics.jsonl').exists()):
-            raise UserError(
-                f'{out_folder} lies in the folder of another run, {folder}: give --out a folder of its own.'
-            )
-
 # %% ../../nbs/77_use_a_run.ipynb #0c8509e0
 def _check_packable(
-    run:str,         # for messages
-    out_folder:Path,
-    config,          # of the run, as are tokenizer and model
-    tok,             # tokenizers.Tokenizer
-    model,
+    run:str, # for messages
+    model:Elleci,
 ):
-    "Raise `UserError` if a model cannot be packed, or `out_folder` has files of another"
+    "Raise `UserError` if a model cannot be packed"
     if any(isinstance(m, PackedLinear) for m in model.modules()):
         raise UserError(f'{run} is packed already: use it as it is.')
-    if not config.model.ternary:
+    if not model.cfg.ternary:
         raise UserError(f'The layers of {run} are not ternary: there is nothing to pack, use it as it is.')
-    for name, content in (('config.json', config_to_json(config)), ('tokenizer.json', tok.to_str())):
-        if (out_folder/name).exists() and read_limited(out_folder/name) != content.encode():
-            raise UserError(f'{out_folder} belongs to another run: give another --out.')
-    if not all_finite(model):
-        raise UserError(
-            f'{run} has weights that are not finite: go back to a checkpoint before they were, and pack that.'
-        )
+    check_finite(dict(model.named_parameters()))
 
 # %% ../../nbs/77_use_a_run.ipynb #ad687e09
 @torch.no_grad()
@@ -153,16 +108,17 @@ def elleci_pack(
     for name, folder in (('run', run), ('out', out)):
         if not str(folder): raise UserError(f'--{name} is empty: give a folder.')
     out_folder = Path(out)
-    _check_out_folder(Path(run), out_folder)
+    check_new_folder(out_folder)
     config, tok, model = load_run(run, 'cpu')
-    _check_packable(run, out_folder, config, tok, model)
+    _check_packable(run, model)
     size_before = sum(path.stat().st_size for path in model_files(model_folder(run)))
     model = pack_model(model)
     ternary_bytes = sum(m.packed.numel() for m in model.modules() if isinstance(m, PackedLinear))
-    out_folder.mkdir(parents=True, exist_ok=True)
-    atomic_write(out_folder/'config.json', config_to_json(config))
-    save_tokenizer(tok, out_folder/'tokenizer.json')
-    save_weights(out_folder, model, packed='2 bits', tokenizer=tokenizer_fingerprint(tok))
+    with appears_whole(out_folder) as new:
+        new.mkdir()
+        atomic_write(new/'config.json', config_to_json(config))
+        save_tokenizer(tok, new/'tokenizer.json')
+        save_weights(new, model, packed='2 bits', tokenizer=tokenizer_fingerprint(tok))
     size = (out_folder/MODEL_FILE).stat().st_size
     if show:
         show(

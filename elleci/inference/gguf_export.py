@@ -6,13 +6,13 @@
 __all__ = ['GGUF_NAMES', 'OUTER_GGUF_NAMES', 'gguf_tensors', 'to_gguf']
 
 # %% ../../nbs/77_gguf.ipynb #f30fc9af
-import contextlib
+import os
 from pathlib import Path
 import torch
-from ..core import UserError, replace_file, require
+from ..core import UserError, appears_whole, require
 from ..kernels.pointwise import EPS
 from ..model import Elleci
-from ..training.checkpoint import disk_remedy
+from .export import check_finite
 
 # %% ../../nbs/77_gguf.ipynb #8e93f74a
 # Of a block: our name, theirs after 'blk.<number>.'.
@@ -38,7 +38,7 @@ OUTER_GGUF_NAMES = {
 def gguf_tensors(
     model:Elleci, # a pure Mamba-2 model
 )->dict: # their name: tensor, fp32, on the CPU
-    "The tensors of a GGUF file of architecture mamba2; `UserError` for a model that is not one"
+    "The tensors of a GGUF file of architecture mamba2; `UserError` for a model that isn't one, or not finite"
     c = model.cfg
     tensors = {}
     for name, p in model.named_parameters():
@@ -54,6 +54,7 @@ def gguf_tensors(
         elif rest == 'mixer.D': tensor = tensor[:, None]
         elif rest == 'mixer.norm.weight': tensor = tensor.view(c.ngroups, -1)
         tensors[f'blk.{block}.{GGUF_NAMES[rest]}' if block else OUTER_GGUF_NAMES[rest]] = tensor
+    check_finite(tensors)
     return tensors
 
 # %% ../../nbs/77_gguf.ipynb #decab467
@@ -84,19 +85,13 @@ def to_gguf(
 ):
     "Write a GGUF file of architecture mamba2, in fp32, without a vocabulary; `UserError` if it cannot"
     gguf = require('gguf', 'write a GGUF file')
-    path = Path(path)
-    if path.exists(): raise UserError(f'{path} is there already: give another name.')
-    tensors, c = gguf_tensors(model), model.cfg
-    new = path.with_name(path.name + '.new')
-    writer = gguf.GGUFWriter(new, 'mamba2')
-    _add_settings(writer, c)
-    for name, tensor in tensors.items(): writer.add_tensor(name, tensor.contiguous().numpy())
-    try:
+    if os.path.lexists(path): raise UserError(f'{path} is there already: give another name.')
+    tensors = gguf_tensors(model)
+    with appears_whole(path) as new:
+        writer = gguf.GGUFWriter(new, 'mamba2')
+        _add_settings(writer, model.cfg)
+        for name, tensor in tensors.items(): writer.add_tensor(name, tensor.contiguous().numpy())
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
-        replace_file(new, path)
-    except Exception as e:
-        with contextlib.suppress(OSError): new.unlink(missing_ok=True)
-        raise UserError(f'{path} could not be written ({e}): {disk_remedy(e)}.') from None

@@ -322,7 +322,9 @@ class _PreTrained:
         if only_adapter or not kwargs.get('is_main_process', True): return
         folder = Path(save_directory)
         write_loader_files(folder, (folder/CHARACTER_FILE).exists())
-        write_checksums(folder, weight_files(folder))
+        # The tokenizer has a `save_pretrained` of its own, which may come after this one.
+        settings = [n for n in ('config.json', 'generation_config.json') if (folder/n).exists()]
+        write_checksums(folder, weight_files(folder) + settings)
 
 # %% ../../nbs/77_hugging_face.ipynb #ffcca0b8
 class _Characters:
