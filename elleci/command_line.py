@@ -11,7 +11,8 @@ import argparse, contextlib, errno, functools, inspect, io, os, queue, re, selec
 import sys, threading, typing, warnings
 from dataclasses import dataclass
 from .config import CHOICES, PRESETS, setting_types
-from .core import UserError, current_value, former_names, is_out_of_memory, read_number, require
+from .core import UserError, current_value, escape_controls, former_names, is_out_of_memory
+from .core import read_number, require
 from .core import type_and_range
 from .toml import comments_by_name, installed_files
 
@@ -153,6 +154,8 @@ def _parser(
     for (title, example), names in _groups(f).items():
         group = parser.add_argument_group(title, f'e.g. {example}') if title else parser
         for name in names: _add_flag(group, known[name], texts.get(name, ''))
+    # From Python 3.14 on, help for a terminal would be coloured.
+    parser.color = False
     shells = parser.add_argument('--print-completion', action=_PrintCompletion, metavar='shell')
     shells.choices, shells.help = ('bash', 'zsh'), 'print what makes bash or zsh complete these flags'
     return parser
@@ -216,9 +219,11 @@ class LineStream(io.TextIOBase):
     def __init__(self,
         stream, # the standard stream, whose encoding and terminal it has; None where that was closed
         send,   # called with bytes: lines, or what was flushed
+        escapes:bool=False, # on a terminal, show control characters instead of sending them
     ):
         self.stream = stream
         self.send = send
+        self.escapes = escapes and self.isatty()
         self.text = ''
         self.lock = threading.RLock()
 
@@ -229,9 +234,13 @@ class LineStream(io.TextIOBase):
         return 'backslashreplace' if getattr(self.stream, 'errors', '') == 'backslashreplace' else 'replace'
 
     def write(self, text):
-        with self.lock: self.text += text
+        self.control(escape_controls(text, '\n\t') if self.escapes else text)
         if '\n' in text: self.flush()
         return len(text)
+
+    def control(self, text):
+        "Take what a command of ours wants the terminal to obey"
+        with self.lock: self.text += text
 
     def flush(self):
         with self.lock: text, self.text = self.text, ''
@@ -345,7 +354,7 @@ def safe_output(
         if droppable and writers[i]: send = writers[i]
         elif own.name == 'stdout' and not droppable: send = functools.partial(_write_or_raise, own.file)
         else: send = functools.partial(_write_if_possible, own.file)
-        own.line_stream = LineStream(own.stream, send)
+        own.line_stream = LineStream(own.stream, send, escapes=own.name == 'stdout')
     for own in streams: setattr(sys, own.name, own.line_stream)
     try: yield
     finally:
@@ -399,7 +408,7 @@ def _run_and_report(
     argv, # as for `run_command`
 )->int: # exit code
     "Call `f`, and say in one line why it did not come to its end"
-    report = functools.partial(print, f'{f.__name__}:', file=sys.stderr)
+    def report(message): print(f'{f.__name__}:', escape_controls(message, '\n\t'), file=sys.stderr)
     try:
         with plain_warnings(f.__name__): f(**_call_arguments(f, argv))
         if sys.stdout is not None: sys.stdout.flush()
@@ -428,7 +437,7 @@ def plain_warnings(
     "Within it a warning of ours is one sentence, without the line of code that gave it"
     before = warnings.formatwarning
     def formatted(message, category, *where, **more):
-        if category is UserWarning: return f'{name}: {message}\n'
+        if category is UserWarning: return escape_controls(f'{name}: {message}\n', '\n\t')
         return before(message, category, *where, **more)
     warnings.formatwarning = formatted
     try: yield

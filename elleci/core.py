@@ -8,11 +8,11 @@ __all__ = ['KiB', 'MiB', 'GiB', 'MIN_CAPABILITY', 'META_DEVICE_TYPE', 'PositiveI
            'fmt_count', 'UserError', 'is_out_of_memory', 'optional', 'pip_install', 'require', 'capability_problem',
            'pick_device', 'effective_device_type', 'compute_dtype', 'autocast_device', 'linear_dtype', 'full_precision',
            'memory_in_use', 'available_memory', 'sync_folder', 'make_folder', 'replace_file', 'atomic_write',
-           'disk_remedy', 'appears_whole', 'Range', 'type_and_range', 'validate_ranges', 'read_number', 'current_name',
-           'current_value', 'former_names']
+           'disk_remedy', 'appears_whole', 'escape_controls', 'markdown_text', 'Range', 'type_and_range',
+           'validate_ranges', 'read_number', 'current_name', 'current_value', 'former_names']
 
 # %% ../nbs/00_core.ipynb #e869ebc2
-import contextlib, errno, functools, importlib, inspect, os, random, re, shlex, sys, tempfile, typing
+import contextlib, errno, functools, html, importlib, inspect, os, random, re, shlex, sys, tempfile, typing
 import warnings
 from pathlib import Path
 import numpy as np
@@ -348,6 +348,27 @@ def appears_whole(
     except Exception as e:
         message = f'{path} could not be written ({e}): {disk_remedy(e)}; nothing was left.'
         raise UserError(message) from None
+
+# %% ../nbs/00_core.ipynb #f6b159ef
+# C0 and C1 and DEL, and what reorders lines of right-to-left scripts.
+_CONTROLS = re.compile('[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]')
+
+
+def escape_controls(
+    text:str,
+    keep:str='', # control characters that stay
+)->str:
+    "Text with control characters written out, as in Python: a terminal shows them, and obeys none"
+    def escaped(found): return found[0] if found[0] in keep else found[0].encode('unicode_escape').decode()
+    return _CONTROLS.sub(escaped, text)
+
+
+def markdown_text(
+    text, # whatever `str` takes
+)->str:
+    "Words as Markdown that shows them, with no tag, link or emphasis"
+    text = html.escape(escape_controls(str(text)), quote=False)
+    return re.sub(r'[\\`*\[\]~]|(?<![^\W_])_|_(?![^\W_])', r'\\\g<0>', text)
 
 # %% ../nbs/00_core.ipynb #0ddf56d1
 class Range(typing.NamedTuple):

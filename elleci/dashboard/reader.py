@@ -323,7 +323,9 @@ def _print_status(reader, once, every):
         line = status_line(reader)
         if overwrites:
             columns = shutil.get_terminal_size().columns
-            _print_in_terminal('\r\x1b[K' + line[:columns - 1], end='')
+            # Our own stream would write these out.
+            getattr(sys.stdout, 'control', sys.stdout.write)('\r\x1b[K')
+            _print_in_terminal(line[:columns - 1], end='')
         else: _print_in_terminal(line)
 
     show()

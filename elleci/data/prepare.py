@@ -11,7 +11,7 @@ import contextlib, datetime, json, sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from ..config import ModelConfig
-from ..core import Fraction, NumWorkers, UserError, atomic_write, validate_ranges
+from ..core import Fraction, NumWorkers, UserError, atomic_write, markdown_text, validate_ranges
 from ..command_line import run_command
 from .plan import CountedDocuments, Plan, expected_bytes, forecast, learn_tokenizer, make_plan
 from .plan import measure_source, print_forecast, read_record, settle_plan
@@ -105,7 +105,7 @@ def card_to_markdown(
     "A data card, to be read"
     tokenizer, total = card['tokenizer'], card['total']
     lines = [
-        f"# {total['tokens']:,} tokens of {card['recipe']}",
+        f"# {total['tokens']:,} tokens of {markdown_text(card['recipe'])}",
         '',
         f"Made on {card['date']}. Tokenizer {tokenizer['fingerprint']}: {tokenizer['used_entries']:,} of "
         f"{tokenizer['vocab_size']:,} entries are in use.",
@@ -115,14 +115,16 @@ def card_to_markdown(
     ]
     for name, s in card['sources'].items():
         lines.append(
-            f"| {name} | {s['share_of_mix']:.1%} | {s['documents']:,} | {s['bytes']:,} | {s['tokens']:,} "
-            f"| {s['bytes_per_token']:.2f} | {sum(s['skipped'].values()):,} | {s['fingerprint']} |"
+            f"| {markdown_text(name)} | {s['share_of_mix']:.1%} | {s['documents']:,} | {s['bytes']:,} "
+            f"| {s['tokens']:,} | {s['bytes_per_token']:.2f} | {sum(s['skipped'].values()):,} "
+            f"| {s['fingerprint']} |"
         )
     lines.append('')
     for name, s in card['sources'].items():
         limit = '' if s['max_bytes'] is None else f", at most {s['max_bytes']:,} bytes"
-        lines.append(f"- {name}: `{s['spec']}`{limit}")
-        for reason, count in s['skipped'].items(): lines.append(f'  - skipped, {reason}: {count:,}')
+        lines.append(f"- {markdown_text(name)}: {markdown_text(s['spec'])}{limit}")
+        for reason, count in s['skipped'].items():
+            lines.append(f'  - skipped, {markdown_text(reason)}: {count:,}')
     for phase in card['mix']:
         weights = ', '.join(f'{name} {weight:g}' for name, weight in phase['weights'].items())
         lines.append(f"- from {phase['start']:.0%} of the run on: {weights}")

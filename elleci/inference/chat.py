@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 import torch
-from ..core import Fraction, NonNegativeInt, Range, Seed, UserError, atomic_write, optional, require
+from ..core import Fraction, NonNegativeInt, Range, Seed, UserError, atomic_write, escape_controls
+from ..core import optional, require
 from ..command_line import run_command
 from ..data.tokenizer import BOS, EOT, IM_END, IM_START, ROLES, chatml, encode_chat, encode_text
 from ..generation import MAX_LENGTH, MaxTokens, RepetitionPenalty, Sampling, Temperature, TextStream
@@ -335,7 +336,8 @@ def elleci_chat(
     chat = open_chat(run, system, context, max_tokens, sampling, check_stop(stop or ()))
     interactive = bool(sys.stdin and sys.stdin.isatty())
     # A program that reads our output expects one reply per line, so remarks go to stderr.
-    def note(text): print(text, file=sys.stdout if interactive else sys.stderr)
+    def note(text):
+        print(escape_controls(text, '\n\t'), file=sys.stdout if interactive else sys.stderr)
     if notice := _chatml_notice(chat.model, chat.tok): note(notice)
     if interactive: note(f'{run}: {chat.context:,} tokens of context; /help lists the commands')
     lines = _typed_lines(note) if interactive else _piped_lines(sys.stdin)

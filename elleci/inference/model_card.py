@@ -10,7 +10,7 @@ __all__ = ['LANGUAGES', 'MIXER_NAMES', 'BLOCKS', 'MAX_CURVE_ROWS', 'TOKENS_PER_P
 import contextlib, datetime, json, statistics
 from dataclasses import dataclass, field
 from pathlib import Path
-from ..core import UserError, atomic_write, fmt_bytes, fmt_count, make_folder
+from ..core import UserError, atomic_write, fmt_bytes, fmt_count, make_folder, markdown_text
 from ..files import read_limited
 from ..summary import shown_as_summary
 from ..config import FFN_KINDS, Config, read_config
@@ -150,7 +150,7 @@ def _front_matter(
     ]
 
 # %% ../../nbs/77_card.ipynb #ac666ff8
-def _cell(value): return str(value).replace('|', '\\|').replace('\n', ' ')
+def _cell(value): return markdown_text(value).replace('|', '\\|')
 
 
 def _table(
@@ -310,11 +310,11 @@ def _data_section(
     for name, source in r.data.items():
         figures = [source[key] for key in ('tokens', 'documents', 'bytes', 'skipped')]
         figures = ['not recorded' if n is None else f'{n:,}' for n in figures]
-        rows.append([name, f"`{source['spec']}`", *figures])
-        if source['tokens'] is None: r.note_missing(f'the size of the source {name}')
+        rows.append([name, source['spec'], *figures])
+        if source['tokens'] is None: r.note_missing(f'the size of the source {markdown_text(name)}')
     header = ['source', 'from', 'tokens', 'documents', 'bytes of text', 'rows skipped']
     fingerprint = r.metadata.get('data')
-    closing = ['', f'Fingerprint of the data: `{fingerprint}`.'] if fingerprint else []
+    closing = ['', f'Fingerprint of the data: {markdown_text(fingerprint)}.'] if fingerprint else []
     return ['## Data', '', *_table(header, rows), *closing]
 
 # %% ../../nbs/77_card.ipynb #ab6184ad
@@ -334,7 +334,7 @@ def _limits_section(
     tokens = sum(e.get('tokens', 0) for e in r.steps)
     facts = [
         f'It was trained on rows of {t.seq_len:,} tokens; longer texts were never practised.',
-        f"It read {', '.join(r.data)}; other languages and subjects were not trained.",
+        f"It read {', '.join(map(markdown_text, r.data))}; other languages and subjects were not trained.",
         'It was trained to predict the next token. No preference training and no evaluation of safety, bias '
         'or factual accuracy is recorded: read what it writes as a continuation, not as an answer.',
         'The validation text comes from the same sources as the training text.',
@@ -366,8 +366,8 @@ def model_card(
         _limits_section(r, usage),
     ]
     front = _front_matter(r)
-    origin = f' Its configuration began as `{r.config.preset}`.' if r.config.preset else ''
-    title = [f'# {r.name}', '', f'A language model, trained from scratch with Elleci.{origin}']
+    origin = f' Its configuration began as {markdown_text(r.config.preset)}.' if r.config.preset else ''
+    title = [f'# {markdown_text(r.name)}', '', f'A language model, trained from scratch with Elleci.{origin}']
     missing = ['## Not recorded', '', *(f'- {what}' for what in r.missing)]
     parts = [front, title, *body, missing]
     return '\n\n'.join('\n'.join(part) for part in parts if part) + '\n'
