@@ -42,7 +42,7 @@ bench-cpu: .venv/run  ## train elleci-tiny, and with several state sizes; time i
 	$(BIN)/python benchmarks/decode.py
 	$(BIN)/python benchmarks/two_runs.py
 
-bench-gpu: .venv/run  ## everything that is measured on a GPU, in at most 8 minutes; goes to data/results
+bench-gpu: .venv/run  ## everything that is measured on a GPU, in at most nine minutes; goes to data/results
 	$(BIN)/python benchmarks/gpu_suite.py
 
 readme: .venv/dev ## each notebook's place in the course (nbs/course.toml), then README.md from nbs/index.ipynb

@@ -1,7 +1,7 @@
 """What the account predicts, against the card: thirty configurations of our own step, and its other
 optimizers, each two steps from nothing; the allocator's own history replayed.
 """
-import functools, gc, gzip, itertools, json, tempfile
+import gc, gzip, itertools, json, tempfile
 from dataclasses import replace
 from pathlib import Path
 import torch
@@ -13,7 +13,6 @@ from elleci.memory.allocator import check_trace
 from elleci.model import Elleci
 from elleci.optim.optimizers import make_optimizer
 from gpu.bench import failed, note, row
-from gpu.ssd import launch
 
 BASE = ModelConfig(vocab_size=32_128, d_model=1024, n_layers=8, d_ff=2816, n_attn_heads=8)
 TRAIN = TrainConfig(seq_len=1024, batch_size=2, grad_accum_steps=1, optimizer='adamw')
@@ -68,20 +67,16 @@ def train_steps(model_cfg, train, steps=2):
     ]
     for _ in range(steps): grad_accum_step(model, batches, optimizer, train.max_grad_norm, train.precision)
 
+SMALL = (replace(BASE, n_layers=4, d_model=256, n_attn_heads=2, d_ff=512, vocab_size=512),
+         replace(TRAIN, batch_size=1, seq_len=128))
+
 def workspaces():
     "Bytes of the blocks that remain when a small training is over: what the libraries keep"
-    train_steps(
-        replace(BASE, n_layers=4, d_model=256, n_attn_heads=2, d_ff=512, vocab_size=512),
-        replace(TRAIN, batch_size=1, seq_len=128),
-    )
+    train_steps(*SMALL)
     gc.collect()
     torch.cuda.empty_cache()
-    return [
-        b['size']
-        for s in torch.cuda.memory_snapshot()
-        for b in s['blocks']
-        if b['state'] == 'active_allocated'
-    ]
+    blocks = (b for s in torch.cuda.memory_snapshot() for b in s['blocks'])
+    return [b['size'] for b in blocks if b['state'] == 'active_allocated']
 
 def recorded(model_cfg, train, folder):
     "The allocator's own history of two steps, replayed by ours"
@@ -137,14 +132,6 @@ def compare(model_cfg, train, taken):
         peak=a.trace.peak_operator().op,
     )
 
-def launches(dry):
-    H = BASE.n_ssm_heads
-    return [
-        (f'account {T} {dtype}', functools.partial(launch, (2, T, H, 64, 1, 16), dtype, True, save=(True,)))
-        for T in (1024, 257)
-        for dtype in (torch.bfloat16, torch.float32)
-    ]
-
 def describe(m, t):
     return dict(
         pattern=m.pattern,
@@ -159,8 +146,8 @@ def describe(m, t):
 
 def run(ctx):
     chosen = configurations()
-    if ctx.dry:                                                     # the predictions, without a card
-        for n, (m, t) in list(enumerate(chosen))[::1 if ctx.alone else 3]:
+    if ctx.dry or ctx.absent:                                       # the predictions, without a card
+        for n, (m, t) in list(enumerate([*chosen, SMALL]))[::1 if ctx.absent else 4]:
             a = account(m, t)
             yield row(
                 f'{n}: {" ".join(map(str, describe(m, t).values()))}: allocated, predicted',

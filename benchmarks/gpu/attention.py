@@ -81,8 +81,8 @@ def run(ctx):
         label = f'attention, T {T}, {documents} documents'
         yield from compared(watch, e, label)
         if not ctx.dry: yield from peaks(e, label)
-        if T <= 2048: yield from exact(e, label)
         free()
+    if ctx.absent: return
     # The processor waits once per tensor seq_idx: how long is the wait?
     e = inputs(*cases(ctx.dry)[0], ctx.device, **shape)
     def read(): return find_documents(e['seq_idx'].clone())

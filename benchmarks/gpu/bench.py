@@ -1,50 +1,16 @@
 "What the parts of gpu_suite.py share: rows, the stopwatch, inputs, and the package mamba-ssm."
 import contextlib, gc, importlib, importlib.util, math, statistics, sys, time, types
-from dataclasses import dataclass, field
 from typing import NamedTuple
 import torch
 from torch import Tensor
+from elleci.kernels.triton_compat import interpreted
+from gpu.rows import note as note, row as row
 
 # (B, T, H, P, G, N)
 RECIPE_A, WIDE, LONG = (4, 1024, 64, 64, 1, 16), (8, 4096, 64, 64, 1, 128), (1, 32_768, 64, 64, 1, 16)
 # names of subjects that are not ours
 PEERS = ('mamba_ssm', 'chunked', 'torch', 'plain', 'causal_conv1d')
 TOY, TOY_WIDE = (1, 70, 2, 16, 1, 16), (1, 70, 2, 16, 1, 32)
-
-@dataclass
-class Context:
-    "What a part is told"
-    dry:bool
-    limit:float           # seconds, from now on
-    alone:bool = False    # no other part was asked for
-    # what the part `machine` found: bandwidth (B/s), flops (/s in bf16)
-    machine:dict = field(default_factory=dict)
-    began:float = field(default_factory=time.monotonic)
-    @property
-    def device(self): return torch.device('cpu' if self.dry else 'cuda')
-    @property
-    def left(self): return self.limit - (time.monotonic() - self.began)
-
-def row(name, measured, unit, target=None, at_most=False, must=False, **more):
-    """A result. ratio is 1 or more where the target is reached; `must`: missing it is a failure of the
-    suite, not a finding"""
-    ratio = met = None
-    if target is not None and measured is not None:
-        met = measured <= target if at_most else measured >= target
-        by, of = (target, measured) if at_most else (measured, target)
-        ratio = by/of if of else None
-    return dict(
-        name=name,
-        target=target,
-        measured=measured,
-        ratio=ratio,
-        unit=unit,
-        met=met,
-        **(dict(must=True) if must else {}),
-        **more,
-    )
-
-def note(said, **more): return row(said, None, '', **more)
 
 class Timing(NamedTuple):
     "Milliseconds on the device; `host`: how long Python took to ask for it"
@@ -60,7 +26,7 @@ class Stopwatch:
     """Medians over rounds in which every subject runs once, with a cold L2 and the queue full, so that
     Python's share is not in them"""
     def __init__(self, ctx):
-        self.ctx, self.gpu = ctx, ctx.device.type == 'cuda'
+        self.absent, self.gpu = ctx.absent, not (ctx.dry or ctx.absent)
         if self.gpu:
             self.cache = torch.empty(
                 max(2 * torch.cuda.get_device_properties(0).L2_cache_size, 2**26),
@@ -100,6 +66,7 @@ class Stopwatch:
             except Exception as e:
                 out[name] = e
                 free()
+        if self.absent: return out | dict.fromkeys(warm, Timing(1., 1., 1., 1., 1))
         rounds = (
             2
             if not self.gpu
@@ -206,7 +173,7 @@ def mamba_ssm(module='ssd_combined'):
     except ImportError as e:
         print(f'mamba_ssm.ops.triton.{module} cannot be imported: {e}', file=sys.stderr)
         return None
-    if not torch.cuda.is_available():                           # let its launchers run on CPU tensors
+    if interpreted():                                           # let its launchers run on CPU tensors
         torch.cuda.device = lambda *_: contextlib.nullcontext()
         torch.cuda.get_device_properties = lambda *_: types.SimpleNamespace(multi_processor_count=1)
     return m

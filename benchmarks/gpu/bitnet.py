@@ -29,35 +29,6 @@ def shapes(dry):
         large=(8192, 32_768),
     )
 
-def launches(dry):
-    new = torch.empty
-    i8 = dict(dtype=torch.int8)
-    bf16 = torch.bfloat16
-    found = []
-    def layer(M, K, N):
-        x = new(M, K, dtype=bf16)
-        g = new(M, N, dtype=bf16)
-        q = new(M, K, **i8)
-        sx = new(M, 1)
-        one = new(())
-        bitnet.quantize_rows(x, None, None, 0.)
-        bitnet.quantize_rows(x, new(K), None, 1e-5)
-        bitnet.ternarize_rows(new(N, K), one)
-        bitnet.int8_product(q, sx, new(N, K, **i8), one, bf16)
-        bitnet.rescale(q, sx, bf16)
-        bitnet.rescale_(x, one)
-        bitnet.round_rows(g, 0, True)
-        gT, s = bitnet.round_columns(g, sx, 0, True)
-        bitnet.int8_product(new(M, N, **i8), sx, bitnet.transpose_int8(new(N, K, **i8)), one, bf16)
-        bitnet.weight_grad(gT, s, q, torch.float32)
-    def decode(K, N):
-        for rows in (1, 8):
-            bitnet.packed_product(
-                new(rows, K, **i8), new(rows, 1), new(N, -(-K // 4), dtype=torch.uint8), new(()), bf16
-            )
-    found += [(f'BitLinear {c}', functools.partial(layer, *c)) for c in cases(dry)]
-    return found + [(f'packed {name}', functools.partial(decode, *s)) for name, s in shapes(dry).items()]
-
 def agrees(ctx):
     """Integers and outputs against the simulated layer, to the bit; gradients of the int8 backward
     against bf16's"""
@@ -313,7 +284,6 @@ def whole_step(ctx, watch):
 
 def run(ctx):
     watch = Stopwatch(ctx)
-    yield from agrees(ctx)
     if ctx.dry: yield from on_the_cpu()
     for case in cases(ctx.dry):
         yield from layers(ctx, watch, *case)

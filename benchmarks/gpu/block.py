@@ -15,14 +15,10 @@ from elleci.kernels.ssd_reference import ssd_chunked
 from elleci.layers import mamba2
 from elleci.memory.allocator import replay
 from elleci.memory.trace import dry_run
-from gpu import fused
 from gpu.bench import RECIPE_A, Stopwatch, failed, free, row
-from gpu.ssd import launch
 
 def config(dry): return dataclasses.replace(ModelConfig(), d_model=32, headdim=16) if dry else ModelConfig()
 def size(dry): return (1, 34) if dry else RECIPE_A[:2]
-
-def launches(dry): return [('block', lambda: launch(RECIPE_A))] + fused.launches(dry)[:1]
 
 def chunked(x, dt, A, B, C, chunk_size, D, seq_idx=None, check=None, backend=None):
     return ssd_chunked(x, dt, A, B, C, chunk_size, D, seq_idx=seq_idx)

@@ -5,7 +5,7 @@ import dataclasses
 import torch
 from elleci.config import preset
 from elleci.decode_step import DecodeStep
-from elleci.kernels.ssd import _decode_triton, ssd_decode
+from elleci.kernels.ssd import ssd_decode
 from elleci.layers.ffn import pack_model
 from elleci.model import Elleci
 from gpu.bench import Stopwatch, failed, free, mamba_ssm, note, row, scan_inputs
@@ -16,9 +16,6 @@ def cases(dry):  # (B, H, P, G, N)
 def token(b, H, P, G, N, device='cpu', fill=True):
     e = scan_inputs((b, 1, H, P, G, N), torch.bfloat16, device, state=True, fill=fill)
     return (e['initial_state'], e['x'][:, 0], e['dt'][:, 0], e['A'], e['B'][:, 0], e['C'][:, 0], e['D'])
-
-def launches(dry):
-    return [(f'decode {c}', lambda c=c: _decode_triton(*token(*c, fill=False))) for c in cases(dry)]
 
 def packed_model(ctx):
     "The 1.5B model with two bits a weight and the rest in bf16, or a small one"

@@ -4,9 +4,8 @@ move, as a share of the copy.
 import functools
 import torch
 import torch.nn.functional as F
-from elleci.kernels import pointwise
-from elleci.kernels.conv import conv_silu, conv_silu_backward, conv_silu_forward
-from elleci.kernels.gated_norm import gated_norm_backward, gated_norm_forward, gated_rms_norm
+from elleci.kernels.conv import conv_silu
+from elleci.kernels.gated_norm import gated_rms_norm
 from elleci.kernels.pointwise import rms_norm, silu_mul
 from elleci.core import optional
 from gpu.bench import Stopwatch, both_ways, failed, free, no_grad, row
@@ -68,23 +67,6 @@ def pointwise_inputs(B, T, D, FF, device='cpu', fill=True):
     return dict(x=new(B, T, D), weight=torch.ones(D, device=device)), dict(gate_up=new(B, T, 2*FF))
 
 def documents(B, T, device): return (torch.arange(T, device=device)//max(T//5, 30)).expand(B, T).contiguous()
-
-def launches(dry):
-    def both(case, docs):
-        conv, norm = inputs(*case, fill=False)
-        run = documents(*case[:2], 'cpu').int() if docs else None
-        y = conv_silu_forward(*conv.values(), run, None)
-        conv_silu_backward(y, *conv.values(), run, None)
-        if docs: return
-        y, z, w = norm['y'].flatten(0, 1), norm['z'].flatten(0, 1), norm['weight']
-        out, r = gated_norm_forward(y, z, w, 1, 1e-5)
-        gated_norm_backward(out, y, z, w, r)
-        norm, gate = pointwise_inputs(*case[:2], *widths(dry), fill=False)
-        x, w, both = norm['x'].flatten(0, 1), norm['weight'], gate['gate_up'].flatten(0, 1)
-        out, r = pointwise.rms_norm_forward(x, w, 1e-5)
-        pointwise.rms_norm_backward(out, x, w, r)
-        pointwise.silu_mul_backward(pointwise.silu_mul_forward(both), both)
-    return [(f'fused {c}', functools.partial(both, c, d)) for c in cases(dry) for d in (False, True)]
 
 def run(ctx):
     watch = Stopwatch(ctx)

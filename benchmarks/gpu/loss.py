@@ -1,11 +1,11 @@
 """Linear cross-entropy, forward and backward, at 65,536 tokens: against Liger's Triton, torch's own and plain
 chunks; time, peak memory, budgets, tiles.
 """
-import contextlib, functools
+import functools
 import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
-from elleci.core import optional
+from elleci.core import autocast_device, optional
 from elleci.kernels import linear_cross_entropy as module
 from elleci.kernels.linear_cross_entropy import linear_cross_entropy
 from gpu.bench import Stopwatch, failed, free, note, peak, row
@@ -78,24 +78,11 @@ def both(f, e, autocast=False):
     h, w, y = e
     def run():
         h.grad = w.grad = None
-        with torch.autocast(h.device.type, torch.bfloat16) if autocast else contextlib.nullcontext():
+        with torch.autocast(autocast_device(h.device), torch.bfloat16, autocast):
             loss = f(h, w, y)
         loss.backward()
         return loss
     return run
-
-def launches(dry):
-    found = []
-    for words in {shape(dry)[2], *vocabularies(dry)}:
-        for dtype in (torch.bfloat16, torch.float32, None):
-            x, y = torch.empty(2, -(-words//4)*4)[:, :words], torch.zeros(2, dtype=torch.int64)
-            found.append(
-                (
-                    f'loss {words} {dtype}',
-                    lambda x=x, y=y, t=dtype: module._cross_entropy_triton(x, y, -100, 0.0, 0.0, t),
-                )
-            )
-    return found + [(f'loss tile {t}', functools.partial(tile, *t)) for t in TILES[:1 if dry else None]]
 
 def tile(words, warps, x=None, y=None):
     "The kernel with another tile"
@@ -185,9 +172,6 @@ def numerics(ctx):
 # ------------------------------------------------------------------ times
 
 def run(ctx):
-    try: yield from numerics(ctx)
-    except Exception as e: yield failed('numerics', e)
-    free()
     watch, (N, D, V) = Stopwatch(ctx), shape(ctx.dry)
     e, fs = inputs(ctx, torch.bfloat16), subjects(ctx)
     fs = (

@@ -4,14 +4,14 @@ twice. Missing a target here is a failure.
 import functools, itertools, warnings
 import torch
 import torch.nn.functional as F
-from elleci.kernels import pointwise
-from elleci.kernels.conv import conv_silu, conv_silu_backward, conv_silu_forward
-from elleci.kernels.gated_norm import gated_norm_backward, gated_norm_forward, gated_rms_norm
+from elleci.kernels.conv import conv_silu
+from elleci.kernels.gated_norm import gated_rms_norm
+from elleci.kernels.lion8 import lion8_state, lion8_step
 from elleci.kernels.pointwise import rms_norm, silu_mul
 from elleci.kernels.ssd import ssd, ssd_decode
 from elleci.kernels.ssd_reference import ssd_chunked, ssd_recurrent, ssd_step
+from gpu import attention, bitnet, long_rows, loss
 from gpu.bench import RECIPE_A, failed, free, leaves_of, row, scan_inputs
-from gpu.ssd import launch
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 SHAPES = (
@@ -35,44 +35,6 @@ def scans(dry):
     return [
         (s, t, n % 2 == 0, n % 4 < 2) for n, (s, t) in enumerate(itertools.product(shapes(dry), TOLERANCE))
     ]
-
-def launches(dry):
-    found = [(f'ssd {s} {t}', functools.partial(launch, s, t, d, d, (True,))) for s, t, d, _ in scans(dry)]
-    for t, (T, C, K), docs in itertools.product(TOLERANCE, CONVS, (True, False)):
-        u = torch.empty(2, T, C + 9, dtype=t)[..., 5:-4]
-        run = torch.empty(2, T, dtype=torch.int32) if docs else None
-        args = u, torch.empty(C, K), torch.empty(C), run, torch.empty(2, K - 1, C, dtype=t) if docs else None
-        found += [
-            (f'conv {T, C, K} {t}', lambda a=args: conv_silu_forward(*a)),
-            (
-                f'conv {T, C, K} {t}',
-                lambda a=args, g=torch.empty(2, T, C, dtype=t): conv_silu_backward(g, *a),
-            ),
-        ]
-    for t, ((R, D), G) in itertools.product(TOLERANCE, NORMS):
-        y, z = torch.empty(R, D, dtype=t), torch.empty(R, D + 11, dtype=t)[:, 3:-8]
-        found += [
-            (
-                f'norm {R, D, G} {t}',
-                lambda y=y, z=z, G=G: gated_norm_forward(y, z, torch.empty(y.shape[1]), G, 1e-5),
-            ),
-            (
-                f'norm {R, D, G} {t}',
-                lambda y=y, z=z, G=G: gated_norm_backward(
-                    y, y, z, torch.empty(y.shape[1]), torch.empty(len(y), G)
-                ),
-            ),
-        ]
-    for t, (R, D) in itertools.product(TOLERANCE, POINTWISE):
-        x = torch.empty(R, D, dtype=t)
-        both = torch.empty(R, 2*D + 11, dtype=t)[:, 3:-8]
-        w = torch.empty(D)
-        r = torch.empty(R, 1)
-        found += [(f'rms_norm {R, D} {t}', lambda x=x, w=w: pointwise.rms_norm_forward(x, w, 1e-5)),
-                  (f'rms_norm {R, D} {t}', lambda x=x, w=w, r=r: pointwise.rms_norm_backward(x, x, w, r)),
-                  (f'silu_mul {R, D} {t}', lambda b=both: pointwise.silu_mul_forward(b)),
-                  (f'silu_mul {R, D} {t}', lambda b=both, x=x: pointwise.silu_mul_backward(x, b))]
-    return found
 
 def off(mine, exact):
     "Largest difference, relative to the largest entry; 0 where nothing is to be found but rounding"
@@ -265,12 +227,42 @@ def check_bits(ctx):
             must=True,
         )
 
+def check_lion8(ctx):
+    "Three steps of 8-bit Lion by the kernel and by its torch twin, ragged sizes: numbers that differ"
+    for dtype, n in itertools.product(
+        (torch.bfloat16, torch.float32), (1000, 2**12 + 77) if ctx.dry else (1000, 2**22 + 77)
+    ):
+        gen, differ = torch.Generator(ctx.device).manual_seed(0), 0
+        def draw(): return torch.randn(n, generator=gen, device=ctx.device)
+        w = draw().mul_(.02).to(dtype)
+        pair = [(v := w.clone(), *lion8_state(v)) for _ in range(2)]
+        for k in range(3):
+            # outliers, and zeros
+            g = draw()*torch.where(draw() > 2, 1e3, 1e-3)*(draw() > -1)
+            for way, (v, m, s) in zip(('torch', 'triton'), pair):
+                lion8_step(v, g, m, s, 3e-4, weight_decay=.1, seed=k, backend=way)
+        for a, b in zip(*pair): differ += int((a.view(torch.uint8) != b.view(torch.uint8)).sum())
+        label = f'lion8, {str(dtype)[6:]}, {n} numbers: bytes that differ from the torch twin'
+        yield row(label, differ, '', 0, at_most=True, must=True)
+
+def check_attention(ctx):
+    for T, documents in attention.cases(ctx.dry):
+        if T > 2048: break
+        e = attention.inputs(T, documents, ctx.device, **(dict(H=2, P=16) if ctx.dry else {}))
+        yield from attention.exact(e, f'attention, T {T}, {documents} documents')
+
+def check_eigenstate(ctx):
+    yield row('eigenstate scan', long_rows.accuracy(ctx), 'relative error', 1e-5, at_most=True, must=True)
+
+CHECKS = (check_scans, check_large, check_fused, check_pointwise, check_decode, check_bits, loss.numerics,
+          bitnet.agrees, check_lion8, check_attention, check_eigenstate)
+
 def run(ctx):
     # torch.empty is full of NaN: what a kernel forgets to write shows
     torch.use_deterministic_algorithms(True, warn_only=True)
     warnings.simplefilter('ignore')
     assert torch.empty(3, device=ctx.device).isnan().all()
-    for check in (check_scans, check_large, check_fused, check_pointwise, check_decode, check_bits):
+    for check in CHECKS:
         try: yield from check(ctx)
         except Exception as e: yield failed(check.__name__, e)
         free()

@@ -1,7 +1,7 @@
 """The scan against mamba-ssm's and against the chunked torch code: time, share of the floors, peak memory;
 with and without documents.
 """
-import functools, sys
+import sys
 import torch
 from elleci.core import fmt_bytes
 from elleci.kernels import ssd as module
@@ -46,34 +46,6 @@ def theirs(Q):
     def scan(x, dt, A, B, C, D, seq_idx=None):
         return m.mamba_chunk_scan_combined(x, dt, A, B, C, Q, D=D, seq_idx=seq_idx)
     return scan
-
-def launch(shape, dtype=torch.bfloat16, docs=False, state=False, save=(False, True)):
-    "Launch our four kernels on CPU tensors: for the compiler"
-    e = scan_inputs(shape, dtype, docs=docs, fill=False, state=state)
-    args, run, first = [e[k] for k in 'x dt A B C D'.split()], e.get('seq_idx'), e.get('initial_state')
-    for keep in save: y, final, states = module._forward_triton(*args, first, run, 64, keep)
-    module._backward_triton(y, final if state else None, *args, run, states, state, 64)
-
-def launches(dry):
-    return [
-        (f'ssd {s} {"documents" if d else ""}', functools.partial(launch, s, docs=d))
-        for s, d, _ in cases(dry)
-    ]
-
-def peer_launches(dry):
-    "mamba-ssm's kernels, all their configurations"
-    if mamba_ssm() is None: return []
-    found = []
-    for shape, docs, sizes in cases(dry):
-        small = (min(shape[0], 2), *shape[1:])
-        for Q in sizes:
-            found.append(
-                (
-                    f'mamba_ssm {shape} {Q}',
-                    lambda s=small, d=docs, Q=Q: both_ways(theirs(Q), scan_inputs(s, docs=d, fill=False))(),
-                )
-            )
-    return found
 
 def compare(ctx, watch, shape, docs, sizes):
     e = scan_inputs(shape, device=ctx.device, docs=docs)
@@ -148,7 +120,7 @@ def compare(ctx, watch, shape, docs, sizes):
 
 def run(ctx):
     watch = Stopwatch(ctx)
-    if not ctx.dry and 'triton' in sys.modules: quick_tuning()
+    if watch.gpu and 'triton' in sys.modules: quick_tuning()
     if mamba_ssm() is None: yield note('mamba_ssm is not installed here: no comparison with it')
     for n, (shape, docs, sizes) in enumerate(cases(ctx.dry)):
         if ctx.left < 10 and n:

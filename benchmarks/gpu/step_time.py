@@ -1,17 +1,14 @@
-"""The rates of the machine, and the seconds of real steps against those that elleci.planning.step_time
-predicts from them.
-"""
-import functools, itertools, statistics, time
-from dataclasses import asdict, replace
+"The seconds of real steps against those that elleci.planning.step_time predicts from the machine's rates."
+import statistics, time
+from dataclasses import replace
 import torch
 from elleci.config import ModelConfig, TrainConfig
 from elleci.core import seed_everything
 from elleci.engine.layer_major import make_engine, make_model
 from elleci.optim.optimizers import make_optimizer
-from elleci.planning.step_time import TERMS, measured_machine, step_time
-from gpu import fused
+from elleci.planning.account import account
+from elleci.planning.step_time import TERMS, Machine, step_time
 from gpu.bench import failed, free, note, row
-from gpu.ssd import launch
 
 MEDIUM = ModelConfig(vocab_size=32_128, d_model=1024, n_layers=12, d_ff=2816, n_attn_heads=8)
 TOY = replace(
@@ -52,19 +49,11 @@ def cases():
         'layer-major, streamed, few tokens': (False, streamed | dict(grad_accum_steps=1, batch_size=1)),
     }
 
-def launches(dry):
-    H = MEDIUM.n_ssm_heads
-    scans = [
-        (
-            f'step {B} {dtype}',
-            functools.partial(launch, (B, 1024, H, 64, 1, 16), dtype, True, save=(False, True)),
-        )
-        for B, dtype in itertools.product((8, 1), (torch.bfloat16, torch.float32))
-    ]
-    return scans[:1] if dry else scans + fused.launches(dry)
-
 def seconds(ctx, model, train):
     "(median, all) of a few steps, warm"
+    if ctx.absent:
+        account(model, train)
+        return 1., []
     seed_everything(0)
     m = make_model(model, train, 'cpu' if train.weights_on == 'host' else ctx.device)
     optimizer = make_optimizer(m, train)
@@ -89,18 +78,7 @@ def seconds(ctx, model, train):
     return statistics.median(taken[2:]), taken
 
 def run(ctx):
-    here = measured_machine(ctx.device, *((2**20, 64) if ctx.dry else ()))
-    for what, scale, unit in (
-        ('link_in', 1e9, 'GB/s'),
-        ('link_out', 1e9, 'GB/s'),
-        ('memory', 1e9, 'GB/s'),
-        ('matmul', 1e12, 'TFLOP/s'),
-        ('fp32', 1e12, 'TFLOP/s'),
-    ):
-        yield row(f'rate: {what}', getattr(here, what)/scale, unit)
-    yield row('rate: pageable', here.pageable, 'of the link')
-    yield row('rate: launch', here.launch*1e6, 'µs')
-    yield note('machine', step_machine=asdict(here))
+    here = Machine(**ctx.machine['step_machine'])
     worst = []
     for name, (ternary, change) in cases().items():
         if ctx.left < 8:

@@ -4,7 +4,7 @@ CUDA graphs where it has them), attention's back-ends, the scan's, and settings 
 Settings that are environment variables must stand before a process starts, so each subject runs in one of its
 own. Peaks stand beside the account's, gradients beside those of the plain step.
 """
-import dataclasses, json, os, subprocess, sys, time
+import contextlib, dataclasses, json, os, subprocess, sys, time
 import torch
 from elleci.config import ModelConfig, TrainConfig
 from elleci.core import UserError, seed_everything
@@ -12,6 +12,7 @@ from elleci.engine.layer_major import make_engine, make_model
 from elleci.engine.machine_settings import MACHINE_SETTINGS
 from elleci.optim.optimizers import make_optimizer
 from elleci.planning.account import account
+from gpu import kernel_cache
 from gpu.bench import failed, note, row
 
 MODEL = ModelConfig(vocab_size=32_128, d_model=1024, n_layers=8, d_ff=2816, n_attn_heads=8)
@@ -48,6 +49,7 @@ def baseline(name):
 def measure(name, dry):
     "In a process of its own: what one subject's steps take, hold and compute; a line of JSON"
     changes, setting = subjects()[name]
+    if not dry: kernel_cache.count_compilations()
     device = torch.device('cpu' if dry else 'cuda')
     cfg, train = TOY if dry else MODEL, dataclasses.replace(TRAIN, **changes)
     if dry: train = dataclasses.replace(train, seq_len=32, batch_size=1, precision='fp32'
@@ -79,13 +81,15 @@ def measure(name, dry):
         seconds.append(time.perf_counter() - began)
     if context: context.__exit__(None, None, None)
     compiled = engine.compiled_blocks
+    try: predicted = account(cfg, train, 'cpu' if dry else 'cuda').peak_allocated
+    except UserError: predicted = None
     return dict(
         ms=1e3*sorted(seconds)[len(seconds)//2],
         first_step_s=warm,
         loss=first['loss'],
         grad_norm=first['grad_norm'],
         peak=0 if dry else torch.cuda.max_memory_allocated(),
-        predicted=account(cfg, train, 'cpu' if dry else 'cuda').peak_allocated,
+        predicted=predicted,
         fell_back=compiled.failure if compiled else '',
     )
 
@@ -100,11 +104,15 @@ def run_subject(name, dry):
     if done.returncode: raise RuntimeError((done.stderr.strip().splitlines() or ['?'])[-1])
     return json.loads(done.stdout.strip().splitlines()[-1])
 
-def launches(dry): return []
-
 def run(ctx):
+    if ctx.absent:    # the kernels of the steps; what torch compiles is its own
+        for changes, _ in subjects().values():
+            # What this card's kernels cannot do is refused.
+            with contextlib.suppress(UserError): account(MODEL, dataclasses.replace(TRAIN, **changes))
+        return
     found = {}
-    names = list(subjects())
+    # Those that torch compiles take longest, and come last.
+    names = sorted(subjects(), key=lambda name: 'compile' in name)
     if ctx.dry: names = ['plain', 'scan torch', 'attention math', 'gc_collect_10']
     for name in names:
         if ctx.left < 20 and not ctx.dry:
@@ -120,7 +128,7 @@ def run(ctx):
         against = found.get(baseline(name))
         if against and against is not r: yield row(f'{name}: speed', against['ms']/r['ms'], '×')
         if not ctx.dry:
-            yield row(f'{name}: peak predicted', r['predicted']/2**20, 'MiB')
+            if r['predicted']: yield row(f'{name}: peak predicted', r['predicted']/2**20, 'MiB')
             yield row(f'{name}: peak measured', r['peak']/2**20, 'MiB')
         if against and against is not r:
             off = abs(r['loss']/against['loss'] - 1)

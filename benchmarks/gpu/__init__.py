@@ -1,1 +1,0 @@
-"The parts of gpu_suite.py: a module each, found by name."

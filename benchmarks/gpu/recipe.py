@@ -1,0 +1,176 @@
+"""elleci-1b5-12gib on text, 64 × 1,024 tokens a step: resident under a cap of 12 GiB, streamed under 3, by
+the ordinary engine. Bytes and seconds against those predicted, no growth, a loss that falls.
+"""
+import contextlib, itertools, pydoc_data.topics, statistics, time
+from dataclasses import replace
+from unittest import mock
+import torch
+from elleci.config import preset
+from elleci.core import GiB, memory_in_use, seed_everything
+from elleci.engine import accumulate
+from elleci.engine.layer_major import make_engine, make_model
+from elleci.optim.optimizers import make_optimizer
+from elleci.planning.account import account
+from elleci.planning.step_time import Machine, step_flops, step_time
+from gpu.bench import free, note, row
+from gpu.step_time import MAJOR, TOY, TRAIN
+
+STREAMED = dict(weights_on='host', states_on='host')
+LIMITS = dict(allocated=.005, reserved=.015)
+OFF_SECONDS = .15
+
+def recipe(ctx, **changes):
+    "Model and training of the preset for 12 GiB, residuals in pinned memory; toys on the CPU"
+    c = preset('elleci-1b5-12gib', block_inputs_on='pageable' if ctx.dry else 'pinned')
+    small = dict(seq_len=48, batch_size=2, grad_accum_steps=4) if ctx.dry else {}
+    return replace(TOY, ternary=True) if ctx.dry else c.model, replace(c.train, **small | changes)
+
+def as_ordinary(train, checkpointing='block'):
+    places = dict(block_inputs_on='auto', weights_on='device', states_on='device')
+    return replace(train, engine='grad_accum', checkpointing=checkpointing, **places)
+
+def text_batches(ctx, train, n=None):
+    "The n micro-batches of a step, for ever: bytes of Python's own documentation, a document for each topic"
+    topics = [t.encode() for t in pydoc_data.topics.topics.values()]
+    text = torch.frombuffer(bytearray(b''.join(topics)), dtype=torch.uint8)
+    owner = torch.repeat_interleave(torch.arange(len(topics)), torch.tensor([len(t) for t in topics]))
+    size = train.batch_size*train.seq_len
+    places = itertools.cycle(range(0, len(text) - size, size))
+    def batch(at):
+        parts = text[at:at + size], text[at + 1:at + size + 1], owner[at:at + size]
+        return [t.long().view(train.batch_size, train.seq_len).to(ctx.device) for t in parts]
+    while True: yield [batch(next(places)) for _ in range(n or train.grad_accum_steps)]
+
+def wait(ctx):
+    if not ctx.dry: torch.cuda.synchronize()
+
+def engine_for(ctx, model, train):
+    "From nothing; what is to live on the host is drawn on the card all the same, for speed"
+    seed_everything(0)
+    m = make_model(model, train, ctx.device)
+    if train.weights_on == 'host': m = m.to('cpu')
+    return make_engine(m, make_optimizer(m, train), train, device=ctx.device)
+
+def seconds(ctx, engine, micro):
+    "(seconds of a step, what it says)"
+    wait(ctx)
+    began = time.perf_counter()
+    result = engine.step(micro)
+    wait(ctx)
+    return time.perf_counter() - began, result
+
+def cap(ctx, nbytes=None):
+    "No more than this for torch's allocator; None: the whole card"
+    if ctx.dry: return
+    share = nbytes/torch.cuda.mem_get_info()[1] if nbytes else 1.
+    torch.cuda.set_per_process_memory_fraction(min(1., share))
+
+def from_nothing(ctx):
+    free()
+    if not ctx.dry: torch.cuda.reset_peak_memory_stats()
+
+SMALL = replace(TOY, ternary=True), replace(TRAIN, batch_size=1, seq_len=128)
+
+def workspaces(ctx):
+    "Bytes of the blocks that remain when a small training is over: what the libraries keep"
+    if ctx.dry: return []
+    model, train = SMALL
+    for t in (train, replace(train, **MAJOR)): engine_for(ctx, model, t).step(next(text_batches(ctx, t, 2)))
+    free()
+    blocks = (b for s in torch.cuda.memory_snapshot() for b in s['blocks'])
+    return [b['size'] for b in blocks if b['state'] == 'active_allocated']
+
+def steps_under(ctx, name, model, train, card_bytes, n):
+    "Rows of n steps from nothing, torch's allocator capped"
+    if not ctx.absent: return measured_steps(ctx, name, model, train, card_bytes, n)
+    # At the sizes of a card that is not there, the account's rehearsal is the step.
+    small, way = SMALL
+    for m, t in ((small, way), (small, replace(way, **MAJOR)), (model, train)): account(m, t)
+    return []
+
+def measured_steps(ctx, name, model, train, card_bytes, n):
+    predicted = account(model, train, workspaces=workspaces(ctx))
+    should = dict(predicted=int(predicted.peak_reserved <= card_bytes), head=True)
+    source = text_batches(ctx, train)
+    took, losses, after = [], [], []
+    fits = f'{name}: trains under {card_bytes/GiB:.1f} GiB'
+    try:
+        engine = engine_for(ctx, model, train)
+        from_nothing(ctx)
+        cap(ctx, card_bytes)
+        for k in range(n):
+            if k > 1 and ctx.left < 1.3*took[-1] + 3:
+                yield note(f'{name}: {n - k} of {n} steps were cut for time', cut=True)
+                break
+            s, result = seconds(ctx, engine, next(source))
+            took.append(s)
+            losses.append(result['loss'])
+            after.append(0 if ctx.dry else torch.cuda.memory_allocated())
+            yield row(f'{name}: step {k + 1}', took[-1], 's', loss=losses[-1], allocated=after[-1])
+    except torch.OutOfMemoryError as e:
+        yield row(fits, 0, '', 1, **should, said=str(e)[:300])
+        return
+    finally: cap(ctx)
+    yield row(fits, 1, '', 1, **should)
+    yield from peaks(ctx, name, predicted)
+    if not ctx.dry: yield from on_the_card(name)
+    # The optimizer's states appear in the first step.
+    grown = max(after[1:]) - min(after[1:]) if after[1:] else None
+    label = f'{name}: grown from the second of {len(took)} steps to the last'
+    yield row(label, grown, 'B', 0, at_most=True, head=True)
+    fell, least = losses[0] - statistics.fmean(losses[-3:]), None if ctx.dry else .05
+    yield row(f'{name}: loss, from {losses[0]:.3f}, fell by', fell, 'nats', least, head=True)
+    yield from speed(ctx, name, model, train, statistics.median(took[1:] or took))
+
+def peaks(ctx, name, predicted):
+    "Measured since `from_nothing` against the account's"
+    for kind, limit in LIMITS.items():
+        said = getattr(predicted, f'peak_{kind}')
+        got = None if ctx.dry else getattr(torch.cuda, f'max_memory_{kind}')()
+        off = None if ctx.dry else abs(said/got - 1)
+        label = f'{name}: {kind}, predicted {said/GiB:.3f} GiB'
+        more = dict(predicted=said, host=predicted.host, head=True)
+        yield row(label, said/GiB if ctx.dry else got/GiB, 'GiB', **more)
+        yield row(f'{label}, off by', off, 'of it', limit, at_most=True, head=True)
+
+def on_the_card(name):
+    "All that the card holds, and the process beside it"
+    free_now, total = torch.cuda.mem_get_info()
+    label, used = f'{name}: of the card, its context and all other processes included', total - free_now
+    beside = dict(context=used - torch.cuda.memory_reserved(), host=memory_in_use(torch.device('cpu')))
+    yield row(label, used/GiB, 'GiB', **beside)
+
+def speed(ctx, name, model, train, s):
+    """Seconds against those predicted from the rates; tokens a second; the share of the card's bf16 products
+    that the model's operations are, recompute not counted"""
+    predicted = step_time(model, train, Machine(**ctx.machine['step_machine']))
+    seconds = predicted['total']
+    more = dict(predicted=seconds, binds=predicted['binds'], head=True)
+    yield row(f'{name}: a step, predicted {seconds:.3g} s', s, 's', **more)
+    off, limit = abs(seconds/s - 1), None if ctx.dry else OFF_SECONDS
+    yield row(f'{name}: its seconds, predicted off by', off, 'of it', limit, at_most=True, head=True)
+    ops, tokens = step_flops(model, train), train.tokens_per_step
+    yield row(f'{name}: tokens', tokens/s, '/s', head=True)
+    asked, computed = (sum(sum(ops[k].values()) for k in kinds) for kinds in (('forward', 'backward'), ops))
+    rate = s*ctx.machine['flops']
+    label = f'{name}: model FLOP utilisation'
+    yield row(label, asked/rate, 'of the products', with_recompute=computed/rate, head=True)
+
+# ------------------------------------------------------------------ the parts
+
+def resident(ctx):
+    yield from steps_under(ctx, 'resident', *recipe(ctx), 12*GiB, 5 if ctx.dry else 20)
+
+def streamed(ctx):
+    yield from steps_under(ctx, 'streamed', *recipe(ctx, **STREAMED), 3*GiB, 3 if ctx.dry else 8)
+
+def ordinary(ctx):
+    "With the ternary weights made anew wherever they are used, then kept for the step, as the engine does"
+    model, train = recipe(ctx)
+    train = as_ordinary(train)
+    def no_copies(model): return contextlib.nullcontext()
+    with mock.patch.object(accumulate, 'cache_ternary_weights', no_copies):
+        yield from steps_under(ctx, 'ordinary, no ternary copies', model, train, 12*GiB, 3)
+    free()
+    if ctx.left > 12 or ctx.dry or ctx.absent:
+        yield from steps_under(ctx, 'ordinary', model, train, 14*GiB, 3)
