@@ -230,7 +230,7 @@ def memory_in_use(
     unit = 1 if sys.platform == 'darwin' else KiB
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss*unit
 
-# %% ../nbs/00_core.ipynb #c83f1a93
+
 def available_memory(
     device:torch.device, # where the work will happen
 )->int|None: # bytes; None where the system does not say
@@ -263,7 +263,7 @@ def make_folder(
     # A folder that may be written to need not be readable, and then it cannot be flushed.
     with contextlib.suppress(PermissionError): sync_folder(path.parent)
 
-# %% ../nbs/00_core.ipynb #eb7b3b00
+
 def replace_file(
     new:str|Path,  # complete and flushed
     path:str|Path, # takes its place, in the same folder
@@ -318,7 +318,7 @@ def disk_remedy(
     if number in (errno.EEXIST, errno.ENOTEMPTY): return 'something was put there just now, give a new name'
     return 'check that the folder is there and may be written to'
 
-# %% ../nbs/00_core.ipynb #233ab012
+
 def _put_in_place(new, path):
     "Rename; a file never replaces another, nor a folder one that isn't empty"
     if new.is_dir():
@@ -455,7 +455,7 @@ RENAMED_SETTINGS = {
 }
 RENAMED_VALUES = {('engine', 'ordinary'): 'grad_accum', ('on_exhausted', 'reopen'): 'repeat'}
 
-# %% ../nbs/00_core.ipynb #2fa4f79b
+
 def current_name(
     name:str, # of a setting, as some version of Elleci wrote it
     known,    # the names that this version knows
