@@ -15,21 +15,20 @@ from elleci.optim.optimizers import make_optimizer
 from elleci.training.loop import Callbacks, TrainingRun, fit, validate
 from tiny import ROOT, commit, hardware
 
-def train(N, seed, steps, data, val):
-    "Validation losses and seconds per step of one training"
+def train(settings, seed, steps, data, val, token_bytes=None):
+    "Validation losses and seconds per step of one training, with these settings of the model"
     config, rows = preset('elleci-tiny', steps=steps, val_every=steps, seed=seed), []
     seed_everything(seed)
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, d_state=N))
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, **settings))
     model = Elleci(config.model)
     engine = make_engine(model, make_optimizer(model, config.train), config.train)
     run = TrainingRun(config, val, Callbacks(log=lambda **event: rows.append(event)))
     fit(run, engine, make_loader(data, config.train))
     seconds = sorted(r['seconds'] for r in rows if 'loss' in r)
     return dict(
-        d_state=N,
         seed=seed,
         seconds_per_step=round(seconds[len(seconds) // 2], 4),
-        **validate(engine, val, 4, 10**6),
+        **validate(engine, val, 4, 10**6, token_bytes),
     )
 
 def main():
@@ -50,7 +49,7 @@ def main():
     for seed in range(a.seeds):
         data, val = open_data(dataclasses.replace(c.train, steps=a.steps, seed=seed), tok, folder)
         for N in (4, 16, 64):
-            result['runs'].append(train(N, seed, a.steps, data, val))
+            result['runs'].append(dict(d_state=N, **train(dict(d_state=N), seed, a.steps, data, val)))
             print(result['runs'][-1], flush=True)
     path = ROOT/'data'/'results'/f"d_state-{result['commit']}.json"
     atomic_write(path, json.dumps(result, indent=1) + '\n')

@@ -86,7 +86,8 @@ def _init_weights(model):
     n_branches = (2 if model.cfg.d_ff else 1)*model.cfg.n_layers
     for name, m in model.named_modules():
         if not isinstance(m, linear_class(model.cfg)) or m is model.head: continue
-        branches = n_branches if name.endswith(RESIDUAL_PROJECTIONS) else 1
+        # The whole last name: MLA's `kv_down` ends no branch.
+        branches = n_branches if name.rpartition('.')[2] in RESIDUAL_PROJECTIONS else 1
         m.weight.normal_(0, (m.weight.shape[1]*branches)**-.5)
         if getattr(m, 'bias', None) is not None: m.bias.zero_()
     model.embedding.weight.normal_(0, .02)
