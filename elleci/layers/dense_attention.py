@@ -99,7 +99,9 @@ class DenseAttention(nn.Module):
 
     def new_cache(self, batch, max_len=None, dtype=None, device=None):
         "An empty cache for `batch` rows of up to `max_len` tokens, or any number: all keys and values"
-        weight, c = self.k_proj.weight, self.cfg
+        c = self.cfg
         shape = batch, max_len or 0, c.kv_heads, c.attn_head_dim
-        kw = dict(dtype=dtype or weight.dtype, device=device or weight.device)
+        # A projection's weight, or where layers are packed the scale of one.
+        own = next(p for p in self.parameters() if p.is_floating_point())
+        kw = dict(dtype=dtype or own.dtype, device=device or own.device)
         return LayerCache(entries={name: torch.zeros(shape, **kw) for name in 'kv'}, grows=max_len is None)

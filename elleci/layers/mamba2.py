@@ -140,7 +140,7 @@ class Mamba2(KeepsFp32):
         "An empty cache: the convolution's last d_conv − 1 inputs, and the state. `max_len` does not matter"
         c = self.cfg
         device = device or self.D.device
-        dtype = dtype or self.in_proj.weight.dtype
+        dtype = dtype or getattr(self.in_proj, 'weight', self.D).dtype     # a packed layer has none
         conv = torch.zeros(batch, c.d_conv - 1, c.conv_dim, dtype=dtype, device=device)
         ssm = torch.zeros(batch, c.n_ssm_heads, c.headdim, c.d_state, dtype=self.D.dtype, device=device)
         return LayerCache(dict(conv=conv, ssm=ssm))

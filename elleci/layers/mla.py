@@ -211,7 +211,7 @@ class MLA(nn.Module):
 
     def new_cache(self, batch, max_len=None, dtype=None, device=None):
         "An empty cache for `batch` rows of up to `max_len` tokens, or any number: r + rope numbers a token"
-        dtype = dtype or self.kv_down.weight.dtype
+        dtype = dtype or getattr(self.kv_down, 'weight', self.norm.weight).dtype     # packed layers have none
         device = device or self.norm.weight.device
         room = max_len or 0
         latent = torch.zeros(batch, room, self.cfg.kv_lora_rank, dtype=dtype, device=device)
