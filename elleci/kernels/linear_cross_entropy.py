@@ -28,12 +28,15 @@ def cross_entropy_(
     V, counted = x.shape[1], labels != ignore_index
     no_word = (labels < 0) | (labels >= V)
     y = labels.masked_fill(no_word, 0)[:, None]
+    top = x.amax(1)
+    # Less their maximum, which is exact where logits are large and alike; a large sum would swallow digits.
+    x.sub_(top[:, None])
     label_logit = x.gather(1, y)[:, 0].masked_fill_(no_word, torch.nan)
     mean = x.sum(1).div_(V) if label_smoothing else 0.
-    top = x.amax(1)
-    total = x.sub_(top[:, None]).exp_().sum(1)
-    lse = total.log().add_(top)
-    loss = lse - (1 - label_smoothing)*label_logit - label_smoothing*mean + z_loss*lse*lse
+    total = x.exp_().sum(1)
+    log_total = total.log()
+    lse = log_total + top
+    loss = log_total - (1 - label_smoothing)*label_logit - label_smoothing*mean + z_loss*lse*lse
     loss.masked_fill_(~counted, 0)
     if not grad: return loss
     # The difference is 0, but NaN for a label that is no word.
@@ -91,7 +94,7 @@ def cross_entropy_kernel(
     HAS_GRAD: tl.constexpr, HAS_SMOOTHING: tl.constexpr, BLOCK: tl.constexpr,
 ):
     "Loss and gradient of a row of logits, for the label y"
-    # L = log Σ exp x; loss = L − (1−ε)·x[y] − ε·mean(x) + z·L².
+    # L = log Σ exp x; loss = L − (1−ε)·x[y] − ε·mean(x) + z·L²; but for z·L² from x less its maximum.
     # grad = scale·((1 + 2zL)·exp(x − L) − (1−ε)·[y] − ε/V).
     # Grid: one program per row, tiles of BLOCK words; everything in fp32.
     # grad may be the row's own memory: the tiles go upwards, with a barrier in each.
@@ -110,19 +113,21 @@ def cross_entropy_kernel(
             v = tl.load(x + s + at, mask=s + at < V, other=float('-inf'))
             higher = tl.maximum(top, tl.max(v, 0))
             total = total*tl.exp(top - higher) + tl.exp(v - higher)
-            if HAS_SMOOTHING: logit_sum += tl.where(s + at < V, v, 0.)
+            # Less the first one, for as long as the largest isn't known.
+            if HAS_SMOOTHING: logit_sum += tl.where(s + at < V, v - tl.load(x), 0.)
             top = higher
-        lse = top + tl.log(tl.sum(total, 0))
-        label_logit = tl.load(x + y, mask=(y >= 0) & (y < V), other=float('nan'))
-        row_loss = lse - (1 - label_smoothing)*label_logit + z_loss*lse*lse
-        if HAS_SMOOTHING: row_loss -= label_smoothing/V*tl.sum(logit_sum, 0)
+        exp_sum = tl.sum(total, 0)
+        lse = top + tl.log(exp_sum)
+        label_logit = tl.load(x + y, mask=(y >= 0) & (y < V), other=float('nan')) - top
+        row_loss = tl.log(exp_sum) - (1 - label_smoothing)*label_logit + z_loss*lse*lse
+        if HAS_SMOOTHING: row_loss -= label_smoothing*(tl.sum(logit_sum, 0)/V + (tl.load(x) - top))
         tl.store(loss + row, row_loss)
         if HAS_GRAD:
             # The difference is 0, but NaN for a label that is no word.
-            exp_scale = 1 + 2*z_loss*lse + (label_logit - label_logit)
+            exp_scale = (1 + 2*z_loss*lse + (label_logit - label_logit))/exp_sum
             for s in range(0, V, BLOCK):
                 v = tl.load(x + s + at, mask=s + at < V, other=float('-inf'))
-                p = tl.exp(v - lse)*exp_scale - tl.where(s + at == y, 1 - label_smoothing, 0.)
+                p = tl.exp(v - top)*exp_scale - tl.where(s + at == y, 1 - label_smoothing, 0.)
                 if HAS_SMOOTHING: p -= label_smoothing/V
                 tl.debug_barrier()
                 tl.store(g + s + at, (p*scale).to(grad.dtype.element_ty), mask=s + at < V)
