@@ -370,11 +370,12 @@ def packed_matvec_kernel(
 ):
     "y = (x @ (codes − 1).T)·(sx·sw), with codes of two bits: plane q of `packed` has columns from q·⌈K/4⌉ on"
     # x and packed are read in words of four bytes if WORDS, else in bytes; there are W of them in a plane.
-    # Grid: N/BN × R/RB programs. Accumulators: int32.
+    # Grid: N/BN · R/RB programs, those of the same rows side by side. Accumulators: int32.
     # Reads packed R/RB times, 0.25 B a weight, and x N/BN times, from cache; writes y once.
     # Oracle: int8_matmul of the unpacked weights, bit for bit.
-    n = tl.program_id(0).to(tl.int64)*BN + tl.arange(0, BN)
-    r = tl.program_id(1).to(tl.int64)*RB + tl.arange(0, RB)
+    blocks, pid = tl.cdiv(N, BN), tl.program_id(0).to(tl.int64)
+    n = pid % blocks*BN + tl.arange(0, BN)
+    r = pid//blocks*RB + tl.arange(0, RB)
     acc, total = tl.zeros((RB, BN, BW), tl.int32), tl.zeros((RB, 1, BW), tl.int32)
     FIELDS: tl.constexpr = 0x03030303 if WORDS else 3
     ONES: tl.constexpr = 0x01010101 if WORDS else 1
@@ -432,7 +433,7 @@ def packed_product(
     # A program loads 8 KiB of weights at a time, all of them before the first is needed.
     BN = max(2, min(16, (2048 if R == 1 else 1024)//BW))
     with torch.cuda.device_of(y):
-        packed_matvec_kernel[(cdiv(N, BN), cdiv(R, RB))](
+        packed_matvec_kernel[(cdiv(N, BN)*cdiv(R, RB),)](
             x_int, sx, packed, sw, y, R, N, K, W, words, words and not interpreted(), RB, BN, BW, num_warps=4
         )
     return y

@@ -478,16 +478,19 @@ def _forward_kernel(
     SAVE_STATES: tl.constexpr,
 ):
     # y = SSD(x, dt, A, B, C, D) from `initial` to `final` (Dao and Gu 2024, §6). Oracle: ssd_recurrent.
-    # Grid (H·⌈P/BP⌉, B); a program walks one row of one head, BP of its P channels, in chunks of Q steps.
+    # Grid B·H·⌈P/BP⌉; a program walks one row of one head, BP of its P channels, in chunks of Q steps.
+    # (Rows on the first axis, as everywhere here: CUDA allows 2³¹ − 1 programs along it, else 65,535.)
     # Accumulates in fp32. Reads x, dt, B, C, doc_ids once (B and C once per head, from L2), writes y once,
     # states if SAVE_STATES.
     blocks: tl.constexpr = (P + BP - 1)//BP
+    block = tl.program_id(0) % blocks
+    head = tl.program_id(0)//blocks
     # int64, since rows may lie further apart than 2³¹.
-    b = tl.program_id(1).to(tl.int64)
-    h = (tl.program_id(0)//blocks).to(tl.int64)
+    b = (head//H).to(tl.int64)
+    h = (head % H).to(tl.int64)
     group = h//HEADS_PER_GROUP
     q = tl.arange(0, Q)
-    p = (tl.program_id(0) % blocks)*BP + tl.arange(0, BP)
+    p = block*BP + tl.arange(0, BP)
     n = tl.arange(0, BN)
     in_p = (p < P)[None, :]
     in_n = (n < N)[None, :]
@@ -577,7 +580,7 @@ def _forward_triton(x, dt, A, B, C, D, initial_state, doc_ids, chunk_size, save)
     final = x.new_empty(b, H, P, N, dtype=torch.float32)
     states = x.new_empty((b, cdiv(T, tiles.Q), H, N, P) if save else 0)
     with torch.cuda.device_of(x):
-        _forward_kernel[(H*cdiv(P, tiles.BP), b)](
+        _forward_kernel[(b*H*cdiv(P, tiles.BP),)](
             x, dt, A, B, C, D, initial_state, doc_ids, y, states, final,
             T, H, H//G,
             *x.stride()[:3], *dt.stride(), *B.stride()[:3], *C.stride()[:3],
@@ -600,12 +603,14 @@ def _decode_kernel(
     P: tl.constexpr, N: tl.constexpr, BP: tl.constexpr, BN: tl.constexpr, HAS_D: tl.constexpr,
 ):
     # state ← exp(dt·A)·state + dt·x·Bᵀ, y = state·C + D·x. Oracle: ssd_step.
-    # Grid (H·⌈P/BP⌉, B); fp32; reads and writes the state once.
+    # Grid B·H·⌈P/BP⌉; fp32; reads and writes the state once.
     blocks: tl.constexpr = (P + BP - 1)//BP
-    b = tl.program_id(1).to(tl.int64)
-    h = (tl.program_id(0)//blocks).to(tl.int64)
+    block = tl.program_id(0) % blocks
+    head = tl.program_id(0)//blocks
+    b = (head//H).to(tl.int64)
+    h = (head % H).to(tl.int64)
     group = h//HEADS_PER_GROUP
-    p = (tl.program_id(0) % blocks)*BP + tl.arange(0, BP)
+    p = block*BP + tl.arange(0, BP)
     n = tl.arange(0, BN)
     inside = (p < P)[:, None] & (n < N)[None, :]
     state += (b*H + h)*P*N + p[:, None]*N + n[None, :]
@@ -631,7 +636,7 @@ def _decode_triton(state, x, dt, A, B, C, D):
     A, D = A.contiguous(), None if D is None else D.contiguous()
     y = x.new_empty(x.shape)
     with torch.cuda.device_of(x):
-        _decode_kernel[(H*cdiv(P, BP), b)](
+        _decode_kernel[(b*H*cdiv(P, BP),)](
             state, x, dt, A, B, C, D, y,
             H, H//G,
             *x.stride()[:2], *dt.stride(), *B.stride()[:2], *C.stride()[:2],
@@ -669,8 +674,10 @@ def _backward_x_kernel(
     # Reads x, dy, dt, B, C, doc_ids once, writes dx, ddt_direct, ds, dstates once.
     blocks: tl.constexpr = (P + BP - 1)//BP
     block = tl.program_id(0) % blocks
-    b = tl.program_id(1).to(tl.int64)
-    h = (tl.program_id(0)//blocks).to(tl.int64)
+    head = tl.program_id(0)//blocks
+    rows = tl.num_programs(0)//(H*blocks)
+    b = (head//H).to(tl.int64)
+    h = (head % H).to(tl.int64)
     group = h//HEADS_PER_GROUP
     q = tl.arange(0, Q)
     p = block*BP + tl.arange(0, BP)
@@ -688,7 +695,7 @@ def _backward_x_kernel(
     B += b*stride_B_batch + group*stride_B_group + start*stride_B_seqlen
     C += b*stride_C_batch + group*stride_C_group + start*stride_C_seqlen
     if HAS_DOC_IDS: doc_ids += b*T + start
-    step_and_head = ((block*tl.num_programs(1) + b)*T + start)*H + h
+    step_and_head = ((block*rows + b)*T + start)*H + h
     ddt_direct += step_and_head
     ds += step_and_head
     dstates += ((b + 1)*(last//Q + 1) - 1)*H*N*P + h*N*P
@@ -739,7 +746,7 @@ def _backward_x_kernel(
 # %% ../../nbs/21_ssd_triton_backward.ipynb #2153e98b
 @jit
 def _backward_BC_kernel(
-    x, dt, A, B, C, doc_ids, states, dstates, dy, dB, dC, dD, ds_parts, ds_end,
+    x, dt, A, B, C, doc_ids, states, dstates, dy, dB, dC, dD, ds_inner, ds_read, ds_end,
     T, H, HEADS_PER_GROUP, HEADS_PER_PROGRAM,
     stride_x_batch, stride_x_seqlen, stride_x_head, stride_dt_batch, stride_dt_seqlen, stride_dt_head,
     stride_B_batch, stride_B_seqlen, stride_B_group, stride_C_batch, stride_C_seqlen, stride_C_group,
@@ -748,12 +755,14 @@ def _backward_BC_kernel(
     PRECISION: tl.constexpr, HAS_DOC_IDS: tl.constexpr,
 ):
     # dB, dC of HEADS_PER_PROGRAM heads, summed; dD per chunk and head; and three more parts of the running
-    # sum's gradient: ds_parts[0] through the products inside, ds_parts[1] through states read (both per
-    # step), ds_end through what is left of the state at the chunk's end (per chunk and head).
-    # Grid (⌈T/Q⌉, G·HEADS_PER_GROUP/HEADS_PER_PROGRAM, B). Accumulates in fp32.
+    # sum's gradient: ds_inner through the products inside, ds_read through states read (both per step),
+    # ds_end through what is left of the state at the chunk's end (per chunk and head).
+    # Grid (B·⌈T/Q⌉, H/HEADS_PER_PROGRAM); a single axis would need registers that aren't left.
+    # Accumulates in fp32.
     # Reads x, dy twice (the second time from L2), states and dstates once. Oracle as above.
-    first = tl.program_id(0)*Q
-    b = tl.program_id(2).to(tl.int64)
+    chunks = tl.cdiv(T, Q)
+    b = (tl.program_id(0)//chunks).to(tl.int64)
+    first = tl.program_id(0) % chunks*Q
     splits = HEADS_PER_GROUP//HEADS_PER_PROGRAM
     group = tl.program_id(1)//splits
     split = tl.program_id(1) % splits
@@ -772,8 +781,8 @@ def _backward_BC_kernel(
     B += b*stride_B_batch + group*stride_B_group + start*stride_B_seqlen
     C += b*stride_C_batch + group*stride_C_group + start*stride_C_seqlen
     if HAS_DOC_IDS: doc_ids += b*T + start
-    ds_parts += (b*T + start)*H + h
-    chunk_and_head = (b*tl.num_programs(0) + tl.program_id(0))*H + h
+    step_and_head = (b*T + start)*H + h
+    chunk_and_head = tl.program_id(0).to(tl.int64)*H + h
     states += chunk_and_head*N*P
     dstates += chunk_and_head*N*P
     ds_end += chunk_and_head
@@ -795,11 +804,10 @@ def _backward_BC_kernel(
         dscores += dM
         # Without the diagonal, which cancels.
         dM = tl.where(q[:, None] < q[None, :], dM*scores, 0.)
-        tl.store(ds_parts + k + q*H, tl.sum(dM, 0) - tl.sum(dM, 1), q < T - first)
+        tl.store(ds_inner + step_and_head + k + q*H, tl.sum(dM, 0) - tl.sum(dM, 1), q < T - first)
     dscores = dscores.to(B_chunk.dtype)
     dC_chunk = tl.dot(tl.trans(dscores), B_chunk, input_precision=PRECISION)
     dB_chunk = tl.dot(dscores, C_chunk, input_precision=PRECISION)
-    ds_parts += (tl.num_programs(2) + b*0)*T*H
     for k in range(HEADS_PER_PROGRAM):
         rate = tl.load(A + h + k).to(tl.float32)
         dt_chunk, coarse, fine, enter, leave, keep, doc = _chunk_decays_kernel(
@@ -814,12 +822,14 @@ def _backward_BC_kernel(
         dC_chunk += dC_head
         # Loaded again, which is cheaper than registers for a whole loop.
         C_chunk = tl.load(C + q[:, None]*stride_C_seqlen + n[None, :], in_n, 0.)
-        tl.store(ds_parts + k + q*H, tl.sum(dC_head*C_chunk.to(tl.float32), 1), q < T - first)
+        ds = tl.sum(dC_head*C_chunk.to(tl.float32), 1)
+        tl.store(ds_read + step_and_head + k + q*H, ds, q < T - first)
         state_dot_dstate = tl.sum(tl.sum(state.to(tl.float32)*dstate.to(tl.float32), 1), 0)
         tl.store(ds_end + k, keep*state_dot_dstate)
         tl.store(dD + k, tl.sum(tl.sum(x_chunk.to(tl.float32)*dy_chunk.to(tl.float32), 1), 0))
     groups = H//HEADS_PER_GROUP
-    step_and_group = (((split*tl.num_programs(2) + b)*T + start)*groups + group)*N
+    rows = tl.num_programs(0)//chunks
+    step_and_group = (((split*rows + b)*T + start)*groups + group)*N
     dB += step_and_group
     dC += step_and_group
     tl.store(dB + q[:, None]*(groups*N) + n[None, :], dB_chunk.to(dB.dtype.element_ty), in_n)
@@ -835,21 +845,27 @@ def _backward_dt_kernel(
 ):
     # ddt (B, T, H) and dA per chunk, from the direct part ddt_direct (NB, B, T, H), and from the running
     # sum's gradient: ds (NB, B, T, H), ds_parts (2, B, T, H) and that of each chunk's end, ds_end.
-    # Grid (⌈T/Q⌉, ⌈H/BH⌉, B). A token costs 4·(2·NB + 4) bytes a head, in fp32. Oracle as above.
-    first = tl.program_id(0)*Q
-    b = tl.program_id(2).to(tl.int64)
+    # Grid B·⌈T/Q⌉·⌈H/BH⌉, heads side by side. A token costs 4·(2·NB + 4) bytes a head, in fp32.
+    # Oracle as above.
+    chunks = tl.cdiv(T, Q)
+    parts = tl.cdiv(H, BH)
+    part = tl.program_id(0) % parts
+    row_and_chunk = tl.program_id(0)//parts
+    rows = tl.num_programs(0)//(chunks*parts)
+    b = (row_and_chunk//chunks).to(tl.int64)
+    first = row_and_chunk % chunks*Q
     q = tl.arange(0, Q)
-    h = tl.program_id(1)*BH + tl.arange(0, BH)
+    h = part*BH + tl.arange(0, BH)
     start = b*0 + first   # int64
     inside = (q < T - first)[:, None] & (h < H)[None, :]
     steps_and_heads = (b*T + start)*H + q[:, None]*H + h[None, :]
-    size = (tl.num_programs(2) + b*0)*T*H
+    size = (rows + b*0)*T*H
     ddt_chunk = tl.zeros((Q, BH), tl.float32)
     ds_chunk = tl.zeros((Q, BH), tl.float32)
     for k in range(NB):
         ddt_chunk += tl.load(ddt_direct + k*size + steps_and_heads, inside, 0.)
         ds_chunk += tl.load(ds + k*size + steps_and_heads, inside, 0.)
-    chunk_and_heads = (b*tl.num_programs(0) + tl.program_id(0))*H + h
+    chunk_and_heads = row_and_chunk.to(tl.int64)*H + h
     # What the steps lose through the states that they leave behind, the chunk's end gains.
     end = tl.load(ds_end + chunk_and_heads, h < H, 0.) - tl.sum(ds_chunk, 0)
     inner = tl.load(ds_parts + steps_and_heads, inside, 0.)
@@ -925,7 +941,7 @@ def _backward_triton(dy, dfinal, x, dt, A, B, C, D, doc_ids, states, has_initial
     heads_per_program = H//G//len(t['dB'])
     chunks = cdiv(T, tiles.Q)
     with torch.cuda.device_of(x):
-        _backward_x_kernel[(H*blocks, b)](
+        _backward_x_kernel[(b*H*blocks,)](
             x, dt, A, B, C, D, doc_ids, dy, dfinal, dx, t['ddt_direct'], t['ds'], t['dstates'], dinitial,
             T, H, H//G,
             *strides,
@@ -933,15 +949,15 @@ def _backward_triton(dy, dfinal, x, dt, A, B, C, D, doc_ids, states, has_initial
             HAS_D=D is not None, HAS_DFINAL=dfinal is not None, HAS_INITIAL_STATE=has_initial,
             num_warps=tiles.num_warps, num_stages=1,
         )
-        _backward_BC_kernel[(chunks, H//heads_per_program, b)](
+        _backward_BC_kernel[(b*chunks, H//heads_per_program)](
             x, dt, A, B, C, doc_ids, states, t['dstates'], dy,
-            t['dB'], t['dC'], t['dD'], t['ds_parts'], t['ds_end'],
+            t['dB'], t['dC'], t['dD'], *t['ds_parts'], t['ds_end'],
             T, H, H//G, heads_per_program,
             *strides,
             **sizes, BP=max(16, next_power_of_2(P)),
             num_warps=8, num_stages=1,
         )
-        _backward_dt_kernel[(chunks, cdiv(H, 16), b)](
+        _backward_dt_kernel[(b*cdiv(H, 16)*chunks,)](
             dt, A, doc_ids, t['ddt_direct'], t['ds'], t['ds_parts'], t['ds_end'], ddt, t['dA'],
             T, H,
             *dt.stride(),
