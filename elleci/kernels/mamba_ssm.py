@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from ..annotate import declare_temporaries
 from ..core import UserError, effective_device_type, full_precision
-from .triton_compat import cdiv, interpreted
+from .triton_compat import cdiv
 
 # %% ../../nbs/21_ssd_mamba_ssm.ipynb #b047bb12
 # Without the CUDA build, and without what it lists as its needs; for the Python that runs this.
@@ -131,10 +131,10 @@ def mamba_ssm_scan(
     doc_ids:Tensor|None=None, # (B, T) int32 that never fall
 )->tuple[Tensor, Tensor]: # y (B, T, H, P), final state (B, H, P, N) fp32
     "The scan by mamba-ssm's kernels; `UserError` where they are not installed or cannot run"
-    if effective_device_type(x) != 'cuda' and not interpreted():
+    if effective_device_type(x) != 'cuda':
         raise UserError(
-            "mamba-ssm's kernels run on a GPU: set scan_backend to 'elleci' or 'torch' "
-            '(TRITON_INTERPRET=1 interprets them on a CPU, very slowly).'
+            f"mamba-ssm's kernels run on a GPU, and x is on {x.device}: "
+            "use 'elleci' or 'torch' as scan_backend, in a call of ssd 'auto' or 'torch' as backend."
         )
     with full_precision(x):
         return torch.ops.elleci.mamba_ssm_forward(x, dt, A, B, C, D, initial_state, doc_ids, chunk_size)

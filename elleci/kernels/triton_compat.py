@@ -19,9 +19,7 @@ class _MissingTriton:
 
 # %% ../../nbs/14_triton.ipynb #043bc97e
 def _import_triton():
-    "`triton` and `triton.language`, for interpretation where there is no GPU"
-    if 'triton' not in sys.modules and not torch.cuda.is_available():
-        os.environ.setdefault('TRITON_INTERPRET', '1')
+    "`triton` and `triton.language`, or what stands for them"
     triton = optional('triton')
     if triton is None: return None, _MissingTriton()
     return triton, importlib.import_module('triton.language')
