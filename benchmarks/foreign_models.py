@@ -1,7 +1,8 @@
 """Models that others wrote, trained for two steps on the CPU, beside what the dry run predicts:
-data/results/foreign_models-<commit>.json.
+data/results/foreign_models-<commit>.json. With --configs, models as `elleci_memory --hf-config` makes them: a
+config.json, the class that it names, the batch that this wants: data/results/foreign_configs-<commit>.json.
 
-    python benchmarks/foreign_models.py [--cases NAME ...]
+    python benchmarks/foreign_models.py [--configs] [--cases NAME ...]
 
 The judge is torch's profiler, which records every malloc and free of the CPU's allocator. Each model is built
 small, from its configuration alone; it trains with its own dropout, and with the optimizer, the precision and
@@ -12,7 +13,7 @@ A run that was interrupted goes on where it was, as long as the commit is the sa
 nothing that is compared here depends on values.
 """
 
-import argparse, contextlib, datetime, importlib.util, json, os, sys, time
+import argparse, contextlib, datetime, importlib.util, json, os, sys, tempfile, time
 from functools import partial
 
 os.environ["KINETO_LOG_LEVEL"] = "99"  # the profiler's chatter
@@ -24,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 from elleci.memory.known import spread_tokens
 from elleci.memory.toys import allocator_events, number_storages, peak_bytes, twice
 from elleci.memory.trace import dry_run
+from elleci.planning.foreign import hf_model_maker
 
 V, D, L = 384, 64, 2  # vocabulary, width, layers
 H, T, B = 4, 64, 2  # heads, tokens in a row, rows
@@ -595,6 +597,251 @@ CASES = {
     "midpoint rule": ("plain torch", plain(Flow, 64, D), dict(optimizer=optim.RAdam)),
     "perceptron": ("plain torch", plain(Perceptron, 256, D), dict(optimizer=optim.Rprop)),
 }
+
+
+def configured(architecture, config, seq=None, **options):
+    "A model and its batch as `--hf-config` makes them of a configuration's file"
+
+    def build():
+        transformers = require("transformers", "build models that others wrote")
+        with tempfile.TemporaryDirectory() as folder:
+            settings = getattr(transformers, config)(**options, architectures=[architecture])
+            settings.save_pretrained(folder)
+            make_model, make_batch, _ = hf_model_maker(folder)
+        return make_model(), make_batch(B, seq)
+
+    return build
+
+
+def causal(family, **options):
+    return configured(f"{family}ForCausalLM", f"{family}Config", T, **{**WIDTHS, **IDS, **options})
+
+
+LAYERS = dict(num_hidden_layers=L, num_attention_heads=H, intermediate_size=4 * D, hidden_size=D)
+TWO_TOWERS = dict(text_config=dict(WIDTHS, **IDS), vision_config=dict(LAYERS, image_size=32, patch_size=8))
+WAVES = dict(
+    conv_dim=(32,) * 3,
+    conv_kernel=(10, 3, 2),
+    conv_stride=(5, 2, 2),
+    layerdrop=0,
+    num_conv_pos_embeddings=16,
+    num_conv_pos_embedding_groups=4,
+    apply_spec_augment=False,
+)
+# None of these was looked at when the rules of the dry run were written.
+CONFIGS = {
+    "olmo2": ("language", causal("Olmo2", num_key_value_heads=2), {}),
+    "smollm3": ("language", causal("SmolLM3", num_key_value_heads=2), {}),
+    "helium": ("language", causal("Helium", num_key_value_heads=2, head_dim=16), {}),
+    "modernbert": (
+        "language",
+        configured(
+            "ModernBertForMaskedLM", "ModernBertConfig", T, **WIDTHS, **IDS, cls_token_id=1, sep_token_id=2
+        ),
+        {},
+    ),
+    "mpnet": ("language", configured("MPNetForTokenClassification", "MPNetConfig", T, **WIDTHS), {}),
+    "granitemoe": (
+        "language",
+        causal("GraniteMoe", num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2),
+        dict(even=True),
+    ),
+    "falcon_mamba": (
+        "language",
+        configured(
+            "FalconMambaForCausalLM",
+            "FalconMambaConfig",
+            T,
+            vocab_size=V,
+            hidden_size=D,
+            num_hidden_layers=L,
+            state_size=8,
+            **IDS,
+        ),
+        {},
+    ),
+    "recurrent_gemma": (
+        "language",
+        causal(
+            "RecurrentGemma", num_key_value_heads=1, num_hidden_layers=3, lru_width=D, attention_window_size=T
+        ),
+        {},
+    ),
+    "led": (
+        "encoder-decoder",
+        configured(
+            "LEDForConditionalGeneration",
+            "LEDConfig",
+            T,
+            **SEQ2SEQ,
+            attention_window=16,
+            max_encoder_position_embeddings=T,
+            max_decoder_position_embeddings=T,
+        ),
+        {},
+    ),
+    "m2m_100": (
+        "encoder-decoder",
+        configured("M2M100ForConditionalGeneration", "M2M100Config", T, **SEQ2SEQ),
+        {},
+    ),
+    "longt5": ("encoder-decoder", configured("LongT5ForConditionalGeneration", "LongT5Config", T, **T5), {}),
+    "blenderbot": (
+        "encoder-decoder",
+        configured("BlenderbotForConditionalGeneration", "BlenderbotConfig", T, **SEQ2SEQ),
+        {},
+    ),
+    "marian": ("encoder-decoder", configured("MarianMTModel", "MarianConfig", T, **SEQ2SEQ), {}),
+    "hiera": (
+        "image",
+        configured(
+            "HieraForImageClassification",
+            "HieraConfig",
+            image_size=[64, 64],
+            embed_dim=32,
+            depths=[1, 1],
+            num_heads=[1, 2],
+            embed_dim_multiplier=2.0,
+            num_query_pool=1,
+            masked_unit_size=[8, 8],
+        ),
+        {},
+    ),
+    "swinv2": (
+        "image",
+        configured(
+            "Swinv2ForImageClassification",
+            "Swinv2Config",
+            image_size=32,
+            patch_size=2,
+            embed_dim=32,
+            depths=[2, 2],
+            num_heads=[2, 4],
+            window_size=4,
+            drop_path_rate=0.0,
+        ),
+        {},
+    ),
+    "ijepa": ("image", configured("IJepaForImageClassification", "IJepaConfig", **{**LAYERS, **IMAGE}), {}),
+    "focalnet": (
+        "image",
+        configured(
+            "FocalNetForImageClassification",
+            "FocalNetConfig",
+            image_size=32,
+            embed_dim=32,
+            depths=[1, 1],
+            hidden_sizes=[32, 64],
+            focal_levels=[2, 2],
+            focal_windows=[3, 3],
+            drop_path_rate=0.0,
+        ),
+        {},
+    ),
+    "timesformer": (
+        "video",
+        configured(
+            "TimesformerForVideoClassification",
+            "TimesformerConfig",
+            **{**LAYERS, **IMAGE},
+            num_frames=4,
+        ),
+        {},
+    ),
+    "audio spectrogram": (
+        "sound",
+        configured(
+            "ASTForAudioClassification",
+            "ASTConfig",
+            **LAYERS,
+            max_length=128,
+            num_mel_bins=32,
+            frequency_stride=8,
+            time_stride=8,
+        ),
+        {},
+    ),
+    "speech_to_text": (
+        "sound",
+        configured(
+            "Speech2TextForConditionalGeneration",
+            "Speech2TextConfig",
+            16,
+            **SEQ2SEQ,
+            max_source_positions=2 * T,
+            max_target_positions=T,
+            input_feat_per_channel=16,
+            conv_channels=D,
+        ),
+        {},
+    ),
+    "moonshine": (
+        "sound",
+        configured(
+            "MoonshineForConditionalGeneration",
+            "MoonshineConfig",
+            16,
+            vocab_size=V,
+            hidden_size=D,
+            intermediate_size=4 * D,
+            encoder_num_hidden_layers=L,
+            decoder_num_hidden_layers=L,
+            encoder_num_attention_heads=H,
+            decoder_num_attention_heads=H,
+            **IDS,
+            decoder_start_token_id=1,
+        ),
+        {},
+    ),
+    "hubert": (
+        "sound",
+        configured("HubertForSequenceClassification", "HubertConfig", 4000, **WIDTHS, **WAVES),
+        {},
+    ),
+    "wav2vec2_bert, CTC": (
+        "sound",
+        configured(
+            "Wav2Vec2BertForCTC",
+            "Wav2Vec2BertConfig",
+            T,
+            **WIDTHS,
+            **IDS,
+            apply_spec_augment=False,
+            layerdrop=0,
+        ),
+        {},
+    ),
+    "siglip": ("image and text", configured("SiglipModel", "SiglipConfig", 16, **TWO_TOWERS), {}),
+    "chinese_clip": (
+        "image and text",
+        configured("ChineseCLIPModel", "ChineseCLIPConfig", 16, **TWO_TOWERS),
+        {},
+    ),
+    "git": (
+        "image and text",
+        configured(
+            "GitForCausalLM",
+            "GitConfig",
+            T,
+            **WIDTHS,
+            **IDS,
+            vision_config=dict(LAYERS, image_size=32, patch_size=8),
+        ),
+        {},
+    ),
+    "gemma3": (
+        "image and text",
+        configured(
+            "Gemma3ForConditionalGeneration",
+            "Gemma3Config",
+            T,
+            text_config=dict(WIDTHS, num_key_value_heads=2, head_dim=16, **IDS),
+            vision_config=dict(LAYERS, image_size=32, patch_size=8),
+            mm_tokens_per_image=4,
+        ),
+        {},
+    ),
+}
 SAMPLE = ("nn.Transformer", "MLP-Mixer", "midpoint rule", "perceptron")  # these need torch alone
 
 
@@ -618,7 +865,7 @@ class EvenRouter(TorchFunctionMode):
 
 def make_step(name, device):
     "A model, the tensors beside its own that are there before the first step, and its training step"
-    _, build, options = CASES[name]
+    _, build, options = (CASES | CONFIGS)[name]
     torch.manual_seed(0)
     with torch.device(device):
         model, batch = build()
@@ -696,7 +943,7 @@ def record(name):
 
 def compare(name):
     "One row: the machine's events and peak, and what the dry run says of them"
-    row = dict(case=name, family=CASES[name][0])
+    row = dict(case=name, family=(CASES | CONFIGS)[name][0])
     truth, peak = record(name)
     row.update(events=len(truth), peak=peak)
     began = time.perf_counter()
@@ -720,8 +967,10 @@ def main():
     from tiny import ROOT, commit, hardware
 
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    p.add_argument("--configs", action="store_true", help="models by their config.json")
+    p.add_argument("--cases", nargs="+", choices=[*CASES, *CONFIGS])
     a = p.parse_args()
+    cases, kind = (CONFIGS, "foreign_configs") if a.configs else (CASES, "foreign_models")
     # Before transformers, which would look for torchvision itself.
     found = {name: import_pictures(name) for name in ("torchvision", "timm")}
     for name, module in found.items():
@@ -736,16 +985,16 @@ def main():
         commit=commit(),
         date=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
     )
-    path = ROOT / "data" / "results" / f"foreign_models-{result['commit']}.json"
+    path = ROOT / "data" / "results" / f"{kind}-{result['commit']}.json"
     result["rows"] = json.loads(path.read_text())["rows"] if path.exists() else []
     done = {row["case"] for row in result["rows"]}
-    for name in a.cases:
-        if name in done or found.get(CASES[name][0], True) is None:
+    for name in a.cases or cases:
+        if name in done or found.get(cases[name][0], True) is None:
             continue
         try:
             row = compare(name)
         except Exception as e:
-            row = dict(case=name, family=CASES[name][0], failed=f"{type(e).__name__}: {e}"[:300])
+            row = dict(case=name, family=cases[name][0], failed=f"{type(e).__name__}: {e}"[:300])
         result["rows"].append(row)
         print({k: v for k, v in row.items() if k != "family"}, flush=True)
         atomic_write(path, json.dumps(result, indent=1) + "\n")

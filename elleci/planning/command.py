@@ -148,11 +148,14 @@ def _check_foreign_flags(
 def _foreign_model(
     shape:str|None,
     hf_config:str|None,
-)->tuple: # a function that makes the model, and its name
+)->tuple: # functions that make the model, and a batch of (rows, seq); its name
     "The model of a size or of a configuration"
     if hf_config: return hf_model_maker(hf_config)
     sizes = shape_named(shape)
-    return lambda: PlainLlama(sizes), f'Llama {shape.strip().upper()}'
+    def tokens(rows, seq):
+        ids = torch.empty(rows, seq or 2048, dtype=torch.long)
+        return dict(input_ids=ids, labels=ids.clone())
+    return lambda: PlainLlama(sizes), tokens, f'Llama {shape.strip().upper()}'
 
 
 def _print_now(line): print(line, flush=True)
@@ -163,7 +166,7 @@ def _show_foreign(
     hf_config:str|None,
     vram:str|None,
     batch:int,
-    seq:int,
+    seq:int|None, # None: as long as the model's rows usually are
     context:str|None,
     as_json:bool,
     flags:dict, # what else was given: None where it wasn't
@@ -178,20 +181,25 @@ def _show_foreign(
     which = '--shape' if shape else '--hf-config'
     _check_foreign_flags(which, flags)
     if vram is None: raise UserError(f'{which} needs a card to fit into: add --vram, as in --vram 12GiB.')
-    make, name = _foreign_model(shape, hf_config)
-    def tokens():
-        ids = torch.empty(batch, seq, dtype=torch.long)
-        return dict(input_ids=ids, labels=ids.clone())
+    make, make_batch, name = _foreign_model(shape, hf_config)
     # Adapters are usually trained beside weights in bf16.
     precision = precision or ('bf16-weights' if lora else 'bf16')
-    p = predict(
-        make, tokens, None, optimizer or 'adamw', precision, vram,
-        context=0 if context is None else parse_bytes(context),
-        lora=lora or 0,
-        checkpointing=checkpointing == 'block',
-        name=name,
-        show=None if as_json else _print_now,
-    )
+    try:
+        p = predict(
+            make, lambda: make_batch(batch, seq), None, optimizer or 'adamw', precision, vram,
+            context=0 if context is None else parse_bytes(context),
+            lora=lora or 0,
+            checkpointing=checkpointing == 'block',
+            name=name,
+            show=None if as_json else _print_now,
+        )
+    except UserError: raise
+    # Somebody's model may refuse what it is called with in any way it likes.
+    except Exception as e:
+        why = f'{type(e).__name__}: {" ".join(str(e).split())[:200]}'
+        raise UserError(
+            f'{name} cannot be rehearsed as it is ({why}): give predict() your own make_batch and step.'
+        ) from e
     if as_json: print(_as_json(p.as_dict()))
     return p
 
@@ -211,8 +219,8 @@ def elleci_memory(
     batch:Annotated[int, Range(1, 10**6)]|None=None, # rows in a micro-batch
     seq:Annotated[int, Range(1, 2**20)]|None=None,   # tokens in a row
     grad_accum_steps:Annotated[int, Range(1, 9_999)]|None=None, # micro-batches in an optimizer step
-    # lion, adamw, lion8, lion8-bnb, adamw8-bnb, paged-adamw8-bnb, galore or muon; other models: adamw,
-    # sgd, lion, lion8 or adamw8-bnb
+    # lion, adamw, lion8, lion8-bnb, adamw8-bnb, paged-adamw8-bnb, galore or muon; other models: adamw
+    # (fused), adamw-foreach, sgd, lion, lion8 or adamw8-bnb
     optimizer:str|None=None,
     precision:str|None=None,  # bf16, bf16-weights, fp16 or fp32
     checkpointing:str|None=None, # none, selective, block or offload; other models: none or block
@@ -270,7 +278,7 @@ def elleci_memory(
         ours = dict(preset=preset, config=config, set=set, plan=plan or None, ram=ram, pinned=pinned)
         ours |= dict(draw=draw) | others | changes
         given = dict(optimizer=optimizer, precision=precision, lora=lora, checkpointing=checkpointing)
-        p = _show_foreign(shape, hf_config, vram, batch or 1, seq or 2048, context, json, ours, **given)
+        p = _show_foreign(shape, hf_config, vram, batch or 1, seq, context, json, ours, **given)
         _write_files(p, limit, html, snapshot, p.settings)
         return p
     if lora: raise UserError('--lora is for models that are not ours: add --shape or --hf-config.')

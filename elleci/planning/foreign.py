@@ -6,7 +6,7 @@
 __all__ = ['OPTIMIZERS', 'Shape', 'PlainLlama', 'read_shapes', 'shape_named', 'hf_model_maker', 'checkpoint_blocks', 'add_lora']
 
 # %% ../../nbs/64_foreign_models.ipynb #560e38fe
-import functools, json, math, tomllib
+import functools, inspect, json, math, re, tomllib
 from dataclasses import dataclass
 from pathlib import Path
 import torch
@@ -115,6 +115,104 @@ def shape_named(
                         'or --hf-config with the config.json of your model.')
     return found
 
+# %% ../../nbs/64_foreign_models.ipynb #b93c5d20
+def _find(config, *names):
+    "The first of these settings that a configuration or one of those inside it has"
+    inside = [v for v in vars(config).values() if hasattr(v, 'model_type')]
+    for name in names:
+        for c in (config, *inside):
+            if (value := getattr(c, name, None)) is not None: return value
+    return None
+
+
+_SOUND = 160_000  # ten seconds of it, at 16 kHz
+_OTHERS = 'pixel_values', 'input_features', 'input_values', 'pixel_values_videos'  # beside text
+
+
+class _Inputs:
+    "What a class of transformers is called with"
+    def __init__(self, cls, config):
+        self.name, self.config, self.takes = cls.__name__, config, _parameters_of(cls)
+        self.main = cls.main_input_name
+        self.positions = _find(config, 'max_target_positions', 'max_position_embeddings')
+        # Where a picture stands among the tokens, if it does, is marked by tokens of its own.
+        marks = [n for n in vars(config) if re.match('(image|video|audio|speech).*token_(id|index)$', n)]
+        self.gives_pixels = self.main == 'input_ids' and 'pixel_values' in self.takes and not marks
+        reads_more = self.main == 'input_ids' and any(n in self.takes for n in _OTHERS)
+        self.left_out = ' (text alone)' if reads_more and not self.gives_pixels else ''
+
+    def note_positions(self, model):
+        "How long the tables are in which tokens look up their positions; the first rows may be for padding"
+        for name, m in model.named_modules():
+            is_of_tokens = re.search('position|wpe', name) and not re.search('vis|image|audio|relative', name)
+            if not isinstance(m, nn.Embedding) or not is_of_tokens: continue
+            before = 0 if m.padding_idx is None else m.padding_idx + 1
+            n = m.num_embeddings - getattr(m, 'offset', before)
+            self.positions = min(n, self.positions or n)
+
+    def tokens(self, rows, seq):
+        "Token ids; `UserError` for more of them than the model has positions"
+        if seq and self.positions and seq > self.positions:
+            raise UserError(
+                f'{self.name} has {self.positions:,} positions, and --seq asks for {seq:,} tokens: give at '
+                f'most --seq {self.positions}, or raise that number in its configuration.'
+            )
+        return torch.ones(rows, seq or min(2048, self.positions or 2048), dtype=torch.long)
+
+    def pixels(self, rows):
+        size = _find(self.config, 'image_size') or 224
+        size = [size, size] if isinstance(size, int) else [*size][-2:]
+        channels = _find(self.config, 'num_channels') or 3
+        frames = [_find(self.config, 'num_frames') or 16] if 'Video' in self.name else []
+        return torch.ones(rows, *frames, channels, *size)
+
+    def sound(self, rows, seq):
+        "Samples, or a spectrum: frames of so many values, the other way round in Whisper"
+        width = _find(self.config, 'num_mel_bins', 'feature_projection_input_dim', 'input_feat_per_channel')
+        if width is None: return torch.ones(rows, seq or _SOUND)
+        if self.main == 'input_features' and (positions := _find(self.config, 'max_source_positions')):
+            if hasattr(self.config, 'num_mel_bins'): return torch.ones(rows, width, 2*positions)
+        return torch.ones(rows, seq or _find(self.config, 'max_length') or 1024, width)
+
+    def labels(self, rows, tokens, pixels):
+        "In the form that the class's task has"
+        if 'QuestionAnswering' in self.name and 'start_positions' in self.takes:
+            return dict.fromkeys(('start_positions', 'end_positions'), torch.ones(rows, dtype=torch.long))
+        if 'labels' not in self.takes: return {}
+        classes = self.config.num_labels
+        if self.name.endswith('SemanticSegmentation'):
+            return dict(labels=torch.ones(rows, *pixels.shape[-2:], dtype=torch.long))
+        if 'Classification' in self.name and 'Token' not in self.name or 'MultipleChoice' in self.name:
+            if self.config.problem_type == 'multi_label_classification':
+                return dict(labels=torch.ones(rows, classes))
+            is_number = classes == 1 and 'MultipleChoice' not in self.name
+            return dict(labels=torch.zeros(rows, dtype=torch.float if is_number else torch.long))
+        return dict(labels=tokens)
+
+    def batch(self, rows, seq=None):
+        "Keyword arguments for the model; `UserError` for a class that wants something else"
+        has_decoder = self.config.is_encoder_decoder or 'EncoderDecoder' in self.name
+        batch, pixels = {}, None
+        if self.main in ('pixel_values', 'input_values', 'input_features'):
+            if self.main == 'pixel_values': batch[self.main] = pixels = self.pixels(rows)
+            else: batch[self.main] = self.sound(rows, None if has_decoder else seq)
+        elif self.main != 'input_ids':
+            raise UserError(f'{self.name} is fed with {self.main}, which we cannot make up: give predict() '
+                            'your own make_model and make_batch.')
+        if self.main == 'input_ids' or 'input_ids' in self.takes:
+            ids = self.tokens(rows, seq)
+            batch['input_ids'] = torch.stack([ids, ids], 1) if 'MultipleChoice' in self.name else ids
+            if self.gives_pixels: batch['pixel_values'] = self.pixels(rows)
+        elif seq and pixels is not None and not has_decoder:
+            raise UserError(f'{self.name} reads pictures, whose size is in its file: leave --seq out.')
+        # What follows CTC is shorter than its sound.
+        length = 32 if self.name.endswith('ForCTC') else seq if has_decoder else 1
+        tokens = batch['input_ids'] if 'input_ids' in batch else self.tokens(rows, length)
+        batch |= self.labels(rows, tokens.clone(), pixels)
+        if 'next_sentence_label' in self.takes:
+            batch['next_sentence_label'] = torch.ones(rows, dtype=torch.long)
+        return batch
+
 # %% ../../nbs/64_foreign_models.ipynb #0f716b6d
 def _config_file(
     path:str, # a config.json, or the folder it lies in
@@ -129,31 +227,80 @@ def _config_file(
     raise UserError(f'There is no {str(path)!r}: give the config.json of a model, or its folder.{download}')
 
 
+def _in_a_line(e): return ' '.join(str(e).split())[:200]
+
+
+def _read_config(file, transformers):
+    "The settings and the configuration of a file; `UserError` for what cannot be rehearsed"
+    # Configurations check their types by classes of their own, so any exception may come.
+    try:
+        settings = json.loads(file.read_text(encoding='utf-8-sig'))
+        config = transformers.AutoConfig.for_model(**settings)
+    except Exception as e:
+        version = transformers.__version__
+        raise UserError(
+            f'{file} is no configuration that transformers {version} knows: {_in_a_line(e)}'
+        ) from None
+    if settings.get('quantization_config'):
+        raise UserError(
+            f'{file} is of quantised weights (quantization_config), which are not modelled: delete that '
+            'entry to rehearse the model in full precision.'
+        )
+    attention = config._attn_implementation
+    if attention not in (None, 'eager', 'sdpa'):
+        raise UserError(
+            f"{file} asks for attn_implementation {attention!r}, which cannot be rehearsed: write 'sdpa', "
+            "which takes as many bytes as flash attention, or 'eager'."
+        )
+    return settings, config
+
+
+def _parameters_of(cls): return inspect.signature(cls.forward).parameters
+
+
+def _has_loss(cls):
+    "Whether a class of transformers can return a loss"
+    return 'ForPreTraining' in cls.__name__ or not {'labels', 'return_loss', 'start_positions'}.isdisjoint(
+        _parameters_of(cls)
+    )
+
+
+def _class_to_train(settings, config, transformers):
+    "The class that a configuration names, or else the one that is trained on text; None where there is none"
+    for name in settings.get('architectures') or ():
+        cls = getattr(transformers, str(name), None)
+        if cls is not None and _has_loss(cls): return cls
+    auto = ('Seq2SeqLM', 'SpeechSeq2Seq') if config.is_encoder_decoder else ('MaskedLM', 'CausalLM')
+    for kind in auto:
+        mapping = getattr(transformers, f'AutoModelFor{kind}')._model_mapping
+        if type(config) in mapping: return mapping[type(config)]
+    return None
+
+
 def hf_model_maker(
     path:str, # a config.json, or the folder it lies in
-): # function without arguments that makes the model; and the configuration's name
-    "How to make the model of a transformers configuration; `UserError` for what cannot be trained so"
+)->tuple: # functions that make the model, and a batch of (rows, seq); and the name of the model
+    "How to make and feed the model of a transformers configuration; `UserError` for what cannot be trained"
     file = _config_file(path)
     transformers = optional('transformers')
     if transformers is None:
         raise UserError(
             f'--hf-config needs transformers: {pip_install("transformers")} (or ask by size: --shape 8B).'
         )
-    try:
-        settings = json.loads(file.read_text(encoding='utf-8'))
-        config = transformers.AutoConfig.for_model(**settings)
-    except (ValueError, TypeError, KeyError) as e:
-        version = transformers.__version__
-        raise UserError(f'{file} is no configuration that transformers {version} knows: {e}') from None
-    named = (settings.get('architectures') or [''])[0]
-    is_causal = type(config) in transformers.AutoModelForCausalLM._model_mapping
-    if not is_causal and not hasattr(transformers, named):
-        raise UserError(f'{file} is of no causal language model, and its `architectures` name no class of '
-                        'transformers: give predict() your own make_model.')
+    settings, config = _read_config(file, transformers)
+    cls = _class_to_train(settings, config, transformers)
+    if cls is None:
+        raise UserError(f'{file} names no class with a loss in `architectures`: name one, such as '
+                        'LlamaForCausalLM, or give predict() your own make_model.')
+    inputs = _Inputs(cls, config)
     def make():
-        if is_causal: return transformers.AutoModelForCausalLM.from_config(config)
-        return getattr(transformers, named)(config)
-    return make, named or config.model_type
+        try: model = cls(config).float()
+        except Exception as e:
+            raise UserError(f'{cls.__name__} cannot be built from {file}: {_in_a_line(e)}') from None
+        if 'return_loss' in inputs.takes: model.forward = functools.partial(model.forward, return_loss=True)
+        inputs.note_positions(model)
+        return model
+    return make, inputs.batch, cls.__name__ + inputs.left_out
 
 # %% ../../nbs/64_foreign_models.ipynb #cf9e210b
 def checkpoint_blocks(
@@ -199,7 +346,7 @@ def add_lora(
     "Freeze a model and put adapters beside its linear layers; `UserError` where it has none"
     peft = optional('peft') if hasattr(model, 'config') and hasattr(model, 'get_input_embeddings') else None
     if peft is not None:
-        settings = peft.LoraConfig(r=rank, target_modules='all-linear', task_type='CAUSAL_LM')
+        settings = peft.LoraConfig(r=rank, target_modules='all-linear')
         return peft.get_peft_model(model, settings), f"peft's LoRA of rank {rank} on all linear layers"
     model.requires_grad_(False)
     found = [
@@ -232,6 +379,14 @@ class _LionStates(_States):
         p.add_(update, alpha=-1e-4)
 
 
+class _FusedAdamWStates(_States):
+    "torch's AdamW(fused=True): two moments, a counter on the card, no temporaries"
+    def update(self, p, state):
+        if state: return
+        state['step'] = torch.zeros((), device=p.device)
+        for moment in ('exp_avg', 'exp_avg_sq'): state[moment] = torch.zeros_like(p)
+
+
 class _AdamW8bitStates(_States):
     "bitsandbytes' AdamW8bit: two codes, two scales for 256 numbers"
     def update(self, p, state):
@@ -243,7 +398,8 @@ class _AdamW8bitStates(_States):
 
 # %% ../../nbs/64_foreign_models.ipynb #c998a353
 OPTIMIZERS = {
-    'adamw': torch.optim.AdamW,
+    'adamw': _FusedAdamWStates,
+    'adamw-foreach': functools.partial(torch.optim.AdamW, foreach=True),
     'sgd': torch.optim.SGD,
     'lion': _LionStates,
     'lion8': Lion8,

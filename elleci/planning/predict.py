@@ -98,6 +98,8 @@ class _Training:
             return t.bfloat16() if is_half and t.is_floating_point() else t
         batch = _map_batch(batch, change)
         if is_half: model = model.bfloat16()
+        dtypes = {str(p.dtype).removeprefix('torch.') for p in model.parameters() if p.is_floating_point()}
+        if not is_half and dtypes - {'float32'}: how.append(f"weights made in {' and '.join(sorted(dtypes))}")
         learning = [p for p in model.parameters() if p.requires_grad]
         if not learning: raise UserError('The model has no parameter that learns: nothing would be trained.')
         make = self.optimizer if callable(self.optimizer) else OPTIMIZERS[self.optimizer]
@@ -203,7 +205,9 @@ def _single_changes(training, model, rows):
     checkpointed = t.checkpointing or any(getattr(model, name) for name in known[:1])
     if not checkpointed: found.append(('gradient checkpointing', dict(checkpointing=True), True))
     if rows > 1: found.append((f'{rows//2} rows instead of {rows}', dict(halvings=t.halvings + 1), True))
-    eight = {'adamw': 'adamw8-bnb', 'lion': 'lion8'}.get(t.optimizer if isinstance(t.optimizer, str) else '')
+    chosen = t.optimizer if isinstance(t.optimizer, str) else ''
+    if chosen == 'adamw-foreach': found.append(('optimizer adamw, fused', dict(optimizer='adamw'), True))
+    eight = {'adamw': 'adamw8-bnb', 'adamw-foreach': 'adamw8-bnb', 'lion': 'lion8'}.get(chosen)
     if eight: found.append((f'optimizer {eight}', dict(optimizer=eight), False))
     if t.precision != 'bf16-weights':
         found.append(('weights and gradients in bf16', dict(precision='bf16-weights'), False))
@@ -256,7 +260,8 @@ def predict(
     make_model,              # makes the model, called under `torch.device('meta')`
     make_batch,              # makes the inputs, there too: a tensor, a tuple, or a dict for `**`
     step=None,               # of model, batch, optimizer: one training step (default: the usual one)
-    optimizer='adamw',       # adamw, sgd, lion, lion8, adamw8-bnb, or a function of the parameters
+    optimizer='adamw',       # adamw (fused), adamw-foreach, sgd, lion, lion8, adamw8-bnb, or a function
+                             # of the parameters
     precision:str='bf16',    # bf16 or fp16 (autocast), fp32, bf16-weights; with `step` only the last acts
     card:str='rtx-4070',     # or a size, like '12GiB'
     context:int=0,           # bytes of the CUDA context and workspaces, if you have measured them
@@ -279,6 +284,7 @@ def predict(
     n_params = fmt_count(sum(p.numel() for p in model.parameters()))
     who = f'{name or type(model).__name__}: {n_params} parameters'
     update = 'an optimizer of yours' if callable(optimizer) else optimizer
+    if update == 'adamw': update = 'adamw (fused)'
     settings = [who, f"batch {' × '.join(map(str, shape))}", update, precision, how]
     settings = ', '.join(filter(None, settings))
     p = Prediction(trace, replay(trace.replay_events()), limit, card, settings, context)
