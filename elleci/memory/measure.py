@@ -996,6 +996,7 @@ _OOM_PATTERNS = {
     'cached': (r'([\d.,]+) (\w+) is reserved by PyTorch but unallocated', r'; ([\d.,]+) (\w+) cached'),
     'reserved': (r', ([\d.,]+) (\w+) reserved,', r'; ([\d.,]+) (\w+) reserved in total'),
 }
+_NVML_UNKNOWN = 2**64   # bytes: what Windows and WSL2 say of a process whose memory they don't know
 _UNIT = {'bytes': 1, 'B': 1, 'kB': 1000} | {
     p + u: b**i for i, p in enumerate('KMGT', 1) for u, b in (('B', 1000), ('iB', 1024))
 }
@@ -1003,10 +1004,22 @@ _UNIT = {'bytes': 1, 'B': 1, 'kB': 1000} | {
 
 def _size(number, unit):
     "Bytes, or None for what is no size; an error page must not die of an error"
-    try: return int(float(number.replace(',', ''))*_UNIT[unit])
+    try: n = int(float(number.replace(',', ''))*_UNIT[unit])
     except (KeyError, ValueError, OverflowError): return None
+    return n if n < _NVML_UNKNOWN else None
 
 # %% ../../nbs/13_measure_out_of_memory.ipynb #f92cbab0
+def _own_process(
+    found:dict,  # quantity: bytes
+    others:list, # bytes of each process that the message names by a number
+)->int|None: # one of `others`
+    "Which of the processes is this one, under a number that it doesn't know (in a container, on Colab)"
+    if not {'total', 'free', 'tensors', 'cached'} <= set(found): return None
+    ours, rounding = found['tensors'] + found['cached'], 32*MiB
+    if found['free'] + ours + sum(others) <= found['total'] + rounding: return None
+    return min((n for n in others if n >= ours - rounding), default=None)
+
+# %% ../../nbs/13_measure_out_of_memory.ipynb #5033fc9e
 def _read_error(
     text:str, # an out-of-memory message
 )->dict: # quantity: bytes, as far as the message says
@@ -1022,6 +1035,10 @@ def _read_error(
         for m in re.findall(r'Process \d+ has ([\d.,]+) (\w+) memory in use', text)
         if (n := _size(*m)) is not None
     ]
+    own = None if 'process' in found else _own_process(found, others)
+    if own is not None:
+        others.remove(own)
+        found['process'] = own
     if others: found['others'] = sum(others)
     if 'process' in found:
         found['torch aside'] = max(0, found.pop('process') - found.get('tensors', 0) - found.get('cached', 0))
