@@ -807,25 +807,6 @@ def _holder_of(
 def _on_the_way(name, links): return name + (f" ({' → '.join(links)})" if links else '')
 
 # %% ../../nbs/13_measure_leaks.ipynb #6bbca8f4
-def _saving_operator(
-    tensor:Tensor, # one with a graph
-    storages:set,  # `_cdata` of storages
-    most:int=500,  # operators that are looked at
-): # its name, or None
-    "The operator in the tensor's graph that keeps one of the storages for the backward pass"
-    todo, seen = [tensor.grad_fn], set()
-    while todo and len(seen) < most:
-        node = todo.pop()
-        if node is None or node in seen: continue
-        seen.add(node)
-        for name in (k for k in dir(node) if k.startswith('_saved_') or k == 'saved_tensors'):
-            try: saved = tree_leaves(getattr(node, name))
-            except (RuntimeError, AttributeError): continue     # freed by a backward pass
-            if any(isinstance(t, Tensor) and _storage_key(t) in storages for t in saved): return node.name()
-        todo += [n for n, _ in node.next_functions]
-    return None
-
-
 def _storage_key(
     t:Tensor,
 ): # a number, or None where the tensor has no storage (sparse and nested ones)
@@ -833,20 +814,76 @@ def _storage_key(
     try: return t.untyped_storage()._cdata
     except (NotImplementedError, RuntimeError): return None
 
+
+@functools.lru_cache(4096)
+def _saving_attributes(node_type):
+    "Names under which a node of this type shows what it has saved"
+    return [name for name in dir(node_type) if name.startswith('_saved_') or name == 'saved_tensors']
+
+
+def _saved_storages(
+    tensor:Tensor, # one with a graph
+    storages:set,  # `_cdata` of storages
+    seen:set,      # nodes that need not be visited; grows
+    most:int=50_000, # of them
+)->dict: # `_cdata`: name of the operator
+    "Which of the storages the tensor's graph keeps for the backward pass, and for which operator"
+    todo, found = [tensor.grad_fn], {}
+    while todo and len(seen) < most:
+        node = todo.pop()
+        if node is None or node in seen: continue
+        seen.add(node)
+        for name in _saving_attributes(type(node)):
+            try: saved = tree_leaves(getattr(node, name))
+            except (RuntimeError, AttributeError): continue     # freed by a backward pass
+            for key in storages & {_storage_key(t) for t in saved if isinstance(t, Tensor)}:
+                found.setdefault(key, node.name())
+        todo += [n for n, _ in node.next_functions]
+    return found
+
 # %% ../../nbs/13_measure_leaks.ipynb #06722693
-def _holder(
-    storages:set, # `_cdata` of living storages
-    most:int=9,   # tensors that are asked
-)->str: # '' where it can't be told
-    "Who keeps the storages alive: a tensor's nearest name, or that of a graph that has saved them"
+def _referred_to(
+    tensors:list,
+    locals_, # from `_names_of_locals`
+)->set: # of ids
+    "Those to which something in Python refers, beside this list"
+    ids = {id(t) for t in tensors}
+    found = ids & locals_.keys()
+    for parent in gc.get_objects():
+        if parent is not tensors and type(parent) is not types.FrameType:
+            found |= ids.intersection(map(id, gc.get_referents(parent)))
+    return found
+
+
+def _holders(
+    groups:list, # sets of `_cdata` of living storages
+    most:int=9,  # tensors of a group that are asked
+)->list: # for each: text, '' where it can't be told
+    "Who keeps them alive: a tensor's nearest name, or that of a graph that has saved one of them"
     tensors = [t for t in gc.get_objects() if issubclass(type(t), Tensor)]
     locals_, ignored = _names_of_locals(), {id(tensors)}
-    ours = [t for t in tensors if _storage_key(t) in storages][-most:]
-    if ours and (name := _holder_of(ours, locals_, ignored)): return name
+    referred_to = _referred_to(tensors, locals_)
+    keys = [_storage_key(t) for t in tensors]
+    found = []
+    for group in groups:
+        newest = [t for t, key in zip(tensors, keys) if key in group][-most:]
+        ours = [t for t in newest if id(t) in referred_to]
+        ignored |= {id(newest), id(ours)}
+        found.append(_holder_of(ours, locals_, ignored) if ours else '')
+    seen = set()
     for t in tensors:
-        if t.grad_fn is None or not (operator := _saving_operator(t, storages)): continue
-        if name := _holder_of([t], locals_, ignored): return f'the graph of {name}, for {operator}'
-    return ''
+        if id(t) not in referred_to or t.grad_fn is None: continue
+        wanted = set().union(*(group for group, holder in zip(groups, found) if not holder))
+        if not wanted: break
+        before = set(seen)
+        operators = _saved_storages(t, wanted, seen)
+        name = _holder_of([t], locals_, ignored) if operators else ''
+        # Another tensor, with a name, may lead to the same nodes.
+        if operators and not name: seen = before
+        for i, group in enumerate(groups):
+            key = next(iter(group & operators.keys()), None)
+            if name and not found[i] and key: found[i] = f'the graph of {name}, for {operators[key]}'
+    return found
 
 # %% ../../nbs/13_measure_leaks.ipynb #ce02e741
 class LeakDetector(TorchDispatchMode):
@@ -895,12 +932,13 @@ class LeakDetector(TorchDispatchMode):
         for site, n in before.items():
             self.rows[-1][site] = self.rows[-1].get(site, 0) - (n - self.bytes[site])
         found = find_leaks(*self.series(), **options)
-        return [leak._replace(holder=self._holder(leak.site)) for leak in found]
+        holders = _holders([self._larger_storages(leak.site) for leak in found])
+        return [leak._replace(holder=holder) for leak, holder in zip(found, holders)]
 
-    def _holder(self, site):
-        "Who keeps the larger storages that were made at `site`"
+    def _larger_storages(self, site):
+        "The larger ones of those alive that were made at `site`"
         alive = {key: n for key, (_, where, n) in list(self.storages.items()) if where == site}
-        return _holder({key for key, n in alive.items() if 2*n > max(alive.values())}) if alive else ''
+        return {key for key, n in alive.items() if 2*n > max(alive.values())}
 
 # %% ../../nbs/13_measure_out_of_memory.ipynb #1d2a9c63
 import traceback
