@@ -139,7 +139,25 @@ def _emulate_linear(input, weight, bias=None):
         return aten.linear.default.decompose(input, weight, bias)
     return torch.matmul(input, weight.t()).add_(bias)
 
+# %% ../../nbs/09_emulate.ipynb #948b6b98
+def _emulate_ctc_loss(log_probs, targets, input_lengths, target_lengths, *options):
+    "`aten::ctc_loss` of meta tensors, with its lengths as lists"
+    if target_lengths.is_meta and targets.ndim < 2:
+        raise UserError('ctc_loss has its targets in one row, and a rehearsal has no lengths of theirs: '
+                        'give targets of shape (rows, longest), or lengths on the CPU.')
+    lists = [
+        [longest]*lengths.numel() if lengths.is_meta else lengths.tolist()
+        for lengths, longest in ((input_lengths, log_probs.shape[0]), (target_lengths, targets.shape[-1]))
+    ]
+    return aten.ctc_loss.IntList(log_probs, targets, *lists, *options)
 
+
+def _emulate_ctc_loss_backward(grad, log_probs, *args):
+    "`aten::_ctc_loss_backward` of meta tensors"
+    return torch.empty_like(log_probs, memory_format=torch.contiguous_format)
+
+
+_META_KERNELS = {'_grouped_mm': _emulate_grouped_mm, '_ctc_loss_backward': _emulate_ctc_loss_backward}
 
 # %% ../../nbs/09_emulate.ipynb #3c10cd5e
 def _emulate_dropout(input, p, train):
@@ -294,9 +312,27 @@ def _operator_kernels(
         'scaled_dot_product_attention': _emulate_sdpa(target),
         'linear': _emulate_linear,
         'one_hot': _emulate_one_hot,
+        'ctc_loss.Tensor': _emulate_ctc_loss,
     }
     if target == 'cuda': kernels['dropout'] = _emulate_dropout
     return kernels | recurrent_kernels(target)
+
+
+def _emulate_format(real):
+    "`Tensor.__format__` that prints a number for a scalar on meta, as in `f'{loss:.3f}'`"
+    def show(self, spec):
+        if self.is_meta and self.ndim == 0: return format(1. if self.is_floating_point() else 1, spec)
+        return real(self, spec)
+    return show
+
+
+def _emulate_tensor(real):
+    "`torch.tensor` whose values are known, also where they go to a device"
+    def tensor(data, *, device=None, requires_grad=False, **options):
+        if not (_names_cuda(device) or str(device) == 'meta'):
+            return real(data, device=device, requires_grad=requires_grad, **options)
+        return real(data, **options).to('meta').requires_grad_(requires_grad)
+    return tensor
 
 
 def _operator_stand_ins(
@@ -305,6 +341,8 @@ def _operator_stand_ins(
     "What is looked up by name whenever it is needed"
     found = [
         (sys.modules['elleci.core'], 'META_DEVICE_TYPE', lambda real: target),
+        (Tensor, '__format__', _emulate_format),
+        (torch, 'tensor', _emulate_tensor),
         (torch, 'native_dropout', functools.partial(_emulate_native_dropout, target=target)),
     ]
     # The generator's state, which activation checkpoints keep, is made out of the dispatcher's sight.
@@ -473,7 +511,7 @@ def emulate(
             replacement = stand_in(getattr(owner, name))
             stack.enter_context(mock.patch.object(owner, name, replacement))
         stack.enter_context(_registered(_operator_kernels(target), 'AutogradMeta'))
-        stack.enter_context(_registered({'_grouped_mm': _emulate_grouped_mm}, 'Meta'))
+        stack.enter_context(_registered(_META_KERNELS, 'Meta'))
         stack.enter_context(_registered(_autocast_kernels(target, cache), 'AutocastCPU'))
         stack.enter_context(_autocast_for_meta())
         if target == 'cuda': stack.enter_context(_CudaIsMeta())
@@ -535,6 +573,14 @@ def _layer_norm_backward_cpu(g, x, shape, mean, rstd, weight, bias, wanted, **kw
     weight_wanted, bias_wanted = wanted[1], wanted[2]
     if not (weight_wanted or bias_wanted): return [], []
     return [], [2*torch.get_num_threads()*int(np.prod(shape))*x.dtype.itemsize]
+
+
+@declare_temporaries(aten._ctc_loss_backward.default, target='cuda')
+@declare_temporaries(aten._ctc_loss_backward.default, target='cpu')
+def _ctc_loss_backward(*args, **kwargs):
+    "A second table, of the partial sums from the end"
+    table = args[6]
+    return [], [table.numel()*table.itemsize]
 
 
 @declare_temporaries(aten._safe_softmax.default, target='cpu')

@@ -49,7 +49,7 @@ COUNTING = {
     aten.unique_consecutive.default, aten.bincount.default, aten.repeat_interleave.Tensor,
 }
 MOST_EXPERTS = 4096     # a choice among more isn't taken for a router's
-MOST_KNOWN = 2**22      # elements of a tensor; we don't carry the values of larger ones along
+MOST_KNOWN = 2**25      # elements of a tensor; we don't carry the values of larger ones along
 
 # %% ../../nbs/11_known_values.ipynb #2dfaa8cc
 class _Known(NamedTuple):
@@ -173,7 +173,10 @@ def follow(
 ):
     "Carry values from an operator's arguments to its results, and forget what is overwritten by others"
     if func in CHOICES and not _all_known(known, args): return assume_choice(known, func, args, out, line())
-    if not known.storages and func not in FACTORIES: return
+    # What is in a tensor of the CPU stands there.
+    written = [t for t in written if t.is_meta]
+    outs = _tensors_in(out)
+    if not any(t.is_meta for t in outs): return
     if written:
         found = known.compute(func, args, kwargs)
         if found is None:
@@ -182,8 +185,7 @@ def follow(
             for t in written: _now_assumed(known, t)
         return
     if func not in FACTORIES and not any(_is_known(known, t) for t in _tensors_in(args)): return
-    outs = _tensors_in(out)
-    if not outs or any(t.numel() > MOST_KNOWN for t in outs): return
+    if any(t.numel() > MOST_KNOWN for t in outs): return
     if func in FACTORIES and outs[0].is_floating_point(): return
     found = known.compute(func, args, kwargs)
     if found is None: return
@@ -191,7 +193,7 @@ def follow(
         if t.is_meta and t.shape == value.shape: known.write(t, value, found[1])
 
 
-def _is_known(known, t): return t.is_meta and t.untyped_storage()._cdata in known.storages
+def _is_known(known, t): return not t.is_meta or t.untyped_storage()._cdata in known.storages
 
 
 def _all_known(known, args):

@@ -131,7 +131,12 @@ def asks_library(
 )->bool:
     "Whether the library is asked about this call"
     if func not in asked_operators(): return False
-    nbytes = sum(t.numel()*t.itemsize for t in _nested_tensors(args))
+    tensors = _nested_tensors(args)
+    # What isn't on meta has values, and keeps them.
+    if not any(t.is_meta for t in tensors): return False
+    # How many rows a mask keeps, zeros can't tell.
+    if func is torch.ops.aten.index.Tensor and torch.bool in {t.dtype for t in tensors[1:]}: return False
+    nbytes = sum(t.numel()*t.itemsize for t in tensors)
     return 0 < nbytes <= ASK_BYTES or must_ask(func)
 
 # %% ../../nbs/09_ask_the_library.ipynb #98aa2b7c

@@ -8,6 +8,7 @@ __all__ = ['Allocation', 'Question', 'user_line', 'Questions', 'Trace', 'gc_disa
 # %% ../../nbs/11_trace.ipynb #fefec3f4
 import bisect, contextlib, functools, gc, os, re, sys, traceback, weakref
 from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
@@ -349,7 +350,7 @@ class _OperatorInfo:
         casts = target == 'cpu' and torch.Tag.pointwise in func.tags
         # Whether more has to be done than to write down its outputs.
         self.special = func in watched or (target, func) in DECLARED_TEMPORARIES or casts
-        self.gives_values = func in FACTORIES or func in CHOICES
+        self.gives_values = func in FACTORIES or func in CHOICES or func is aten._to_copy.default
         # Which arguments it writes into.
         write = [a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments]
         self.written = [k for k, writes in enumerate(write) if writes]
@@ -366,7 +367,7 @@ class Question(NamedTuple):
     "A line of the step that asked for the value of a tensor"
     line:str     # 'file.py:31'
     count:int    # how often it asked
-    answer:object # what it was told: 1, 1.0 or True
+    answer:object # what it was told: 1, 1.0 or True; 0, 0.0 or False where that ended in an error
 
     def __str__(self):
         times = 'once' if self.count == 1 else f'{self.count} times'
@@ -390,7 +391,7 @@ def _shown_line(
 
 def user_line(
     frame, # the innermost frame, of `sys._getframe`
-)->str: # 'file.py:31', or 'file.py:31 in a library' where nothing but libraries is on the stack
+)->str: # 'file.py:31'; a library's line where nothing but libraries is on the stack
     "The innermost line of the step outside of torch, of this package and of installed libraries"
     fallback = ''
     while frame is not None and frame.f_code is not dry_run.__code__:
@@ -407,16 +408,19 @@ class Questions:
     "What a step has asked about values"
     def __init__(self,
         at_most:int, # times that one line may ask
+        denied=(),   # lines that get the other answer
     ):
         self.at_most = at_most
-        self.counts = {}    # (line, answer): how often
+        self.denied = denied
+        self.counts = {}    # (line, answer, its type): how often; which was last asked comes last
 
     def answer(self, t, frame):
         "A value for tensor `t`; `UserError` once the same line has asked too often"
         line = user_line(frame)
-        answer = True if t.dtype == torch.bool else 1. if t.is_floating_point() else 1
-        key = line, answer, type(answer)
-        self.counts[key] = self.counts.get(key, 0) + 1
+        kind = bool if t.dtype == torch.bool else float if t.is_floating_point() else int
+        answer = kind(line not in self.denied)
+        key = line, answer, kind
+        self.counts[key] = self.counts.pop(key, 0) + 1
         if self.counts[key] > self.at_most:
             raise UserError(
                 f'{line} has asked for a value more than {self.at_most:,} times, as a loop does that waits '
@@ -494,6 +498,7 @@ class Recorder(TorchDispatchMode):
         max_questions:int=1000, # that one line may ask about values, in all steps together
         load:float=1.,   # tokens of the fullest expert of a mixture, in even shares
         ask:bool=True,   # see `dry_run`
+        denied=(),       # lines whose questions get the other answer
     ):
         super().__init__()
         sole_owner_counts()     # found out while autograd can still be watched
@@ -504,7 +509,7 @@ class Recorder(TorchDispatchMode):
         self.operators = {}          # id of an operator: `_OperatorInfo`
         self.gradients = set()       # numbers of allocations
         self.nonfinite_flags = set() # numbers of allocations that hold an alarm
-        self.questions = Questions(max_questions)
+        self.questions = Questions(max_questions, denied)
         self.known = KnownValues(load)
         self.log.on_free = self.known.forget
         self.notes = Notes(target)
@@ -811,6 +816,10 @@ _META_ERRORS = {
         'FlexAttention and other operators that take functions are not modelled: '
         'use scaled_dot_product_attention for the rehearsal'
     ),
+    r'SparseTensorImpl|Sparse(Meta|CPU|CUDA)': (
+        'there is a sparse tensor, as the gradient of nn.Embedding(sparse=True) is, and only dense ones are '
+        'followed: rehearse with sparse=False'
+    ),
     r'NVIDIA driver|compiled with CUDA|CUDA is not available|Torch not compiled': (
         'something is asked for on the GPU itself: leave tensors where they are (they are on meta)'
     ),
@@ -820,16 +829,17 @@ _META_ERRORS = {
 def _error_line(
     e:BaseException,
 )->str: # 'file.py:31'
-    "The user's line in an error's traceback"
-    frames = []
+    "The innermost line in an error's traceback that is the user's; a library's where there is none"
+    frames, fallback = [], ''
     tb = e.__traceback__
     while tb is not None:
         frames.append((tb.tb_frame.f_code.co_filename, tb.tb_lineno))
         tb = tb.tb_next
     for name, line in reversed(frames):
-        if not name.startswith(_NOT_THE_USER) and 'site-packages' not in name and 'contextlib' not in name:
-            return _shown_line(name, line)
-    return 'a library'
+        if name.startswith((*_NOT_THE_USER, '<frozen')) or 'contextlib' in name: continue
+        if 'site-packages' not in name: return _shown_line(name, line)
+        fallback = fallback or f'{_shown_line(name, line)} (a library)'
+    return fallback or 'a line of torch'
 
 
 @contextlib.contextmanager
@@ -876,14 +886,19 @@ def _check_on_meta(
     inputs:list,  # tensors
     on_host,      # tensors
 ):
-    "Raise `UserError` for the first tensor that is not on meta"
+    "Raise `UserError` for a model that is none, and for the first tensor that is not on meta"
+    if not isinstance(model, nn.Module):
+        raise UserError(f'model is a {type(model).__name__}: give a torch module, which the step trains.')
     named = [*model.named_parameters(), *model.named_buffers()]
     named += [(f'input {i}', t) for i, t in enumerate(inputs)]
     named += [(f'on_host[{i}]', t) for i, t in enumerate(on_host)]
     for name, t in named:
+        if not isinstance(t, Tensor):
+            raise UserError(f'{name} is a {type(t).__name__}: give tensors on meta, in a list or a dict.')
         if not t.is_meta:
             raise UserError(
-                f"{name} is not on meta: build the model and its inputs under `with torch.device('meta')`."
+                f"{name} is not on meta: build the model and its inputs under `with torch.device('meta')`, "
+                "or move them there with .to('meta'): torch.Tensor(n) makes one on the CPU all the same."
             )
 
 # %% ../../nbs/11_trace.ipynb #37d764b6
@@ -914,6 +929,54 @@ def _as_trace(
                  recorder.questions.asked(), recorder.notes.sentences(model, recorder.known))
 
 # %% ../../nbs/11_trace.ipynb #6c36a7d1
+def _run_steps(
+    recorder:Recorder,
+    step,      # makes one training step
+    steps:int,
+):
+    "The steps, recorded"
+    frames = torch._dynamo.eval_frame
+    compiled = recorder.notes.watch_compiled(frames._callback_from_stance)
+    with (
+        gc_disabled(),
+        mock.patch.object(frames, '_callback_from_stance', compiled),
+        _step_hooks(recorder.position),
+        emulate(recorder.target),
+        listening(recorder.position),
+        recorder,
+    ):
+        for recorder.log.step in range(steps):
+            recorder.position.ran_without_grad.clear()
+            step()
+
+
+def _run_with_answers(
+    make_recorder, # of the lines whose questions get the other answer
+    step,          # makes one training step
+    steps:int,
+    model:nn.Module,
+)->Recorder: # after the steps
+    "Run the steps; where they end in an error behind a question, again with the other answer"
+    denied, tried = set(), []
+    furthest, error = -1, None
+    without_gradient = [p for p in model.parameters() if p.grad is None]
+    while True:
+        attempt = denied | set(tried[-1:])
+        recorder = make_recorder(attempt)
+        try:
+            _run_steps(recorder, step, steps)
+            return recorder
+        except Exception as e:
+            if isinstance(e, UserError) and not tried: raise
+            if len(recorder.log.events) > furthest:
+                furthest, error, denied = len(recorder.log.events), e, attempt
+                asked = [question.line for question in recorder.questions.asked()]
+        untried = [line for line in asked if line not in tried]
+        if not untried: raise error
+        tried.append(untried[-1])
+        for p in without_gradient: p.grad = None
+
+# %% ../../nbs/11_trace.ipynb #8726428c
 def dry_run(
     step,            # makes one training step (forward, backward, optimizer); called without arguments
     model:nn.Module, # on meta: its parameters and buffers are the weights
@@ -929,31 +992,24 @@ def dry_run(
     "Run real training steps on meta tensors and write down their memory; `UserError` where that cannot be"
     if steps < 1:
         raise UserError(f'steps is {steps}: give 1 or more, 2 to see the state of the optimizer in use.')
+    if isinstance(step, nn.Module) or not callable(step):
+        raise UserError(f'step is a {type(step).__name__}: give a function that makes one training step.')
     if isinstance(inputs, Tensor): inputs = [inputs]
-    inputs = list(inputs.values() if isinstance(inputs, dict) else inputs)
+    inputs = list(inputs.values() if isinstance(inputs, Mapping) else inputs)
     _check_on_meta(model, inputs, on_host)
     _check_kinds(model)
-    recorder = Recorder(target, model, inputs, on_host, max_questions, load_of(experts), ask)
     # The step may drop tensors that lie on the host, so we must not hold them.
     host_tensors = [weakref.ref(t) for t in on_host]
     del on_host
-    frames = torch._dynamo.eval_frame
-    compiled = recorder.notes.watch_compiled(frames._callback_from_stance)
-    with (
-        gc_disabled(),
-        mock.patch.object(frames, '_callback_from_stance', compiled),
-        _step_hooks(recorder.position),
-        emulate(target),
-        _meta_errors_explained(),
-        listening(recorder.position),
-        recorder,
-    ):
-        for recorder.log.step in range(steps):
-            recorder.position.ran_without_grad.clear()
-            step()
+    def make_recorder(denied):
+        there = [ref() for ref in host_tensors if ref() is not None]
+        return Recorder(target, model, inputs, there, max_questions, load_of(experts), ask, denied)
+    with _meta_errors_explained(): recorder = _run_with_answers(make_recorder, step, steps, model)
     # What no operator has touched is in host memory all the same.
     for ref in host_tensors:
         if ref() is not None: recorder.log.add_preexisting(ref(), '', '')
+    if not recorder.log.events:
+        raise UserError('There is nothing to follow: model, inputs and step have no tensor on meta.')
     return _as_trace(recorder, loss_layers, model)
 
 # %% ../../nbs/11_trace_lines.ipynb #5e11e50a

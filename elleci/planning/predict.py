@@ -6,6 +6,7 @@
 __all__ = ['Prediction', 'predict']
 
 # %% ../../nbs/64_your_own_model.ipynb #6f68ead3
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from html import escape
@@ -23,11 +24,11 @@ from .foreign import OPTIMIZERS, add_lora, checkpoint_blocks
 # %% ../../nbs/64_your_own_model.ipynb #76ea5459
 def _loss(out, batch):
     "The loss of a model's output; `UserError` where we can't tell"
-    loss = out.get('loss') if isinstance(out, dict) else getattr(out, 'loss', None)
+    loss = out.get('loss') if isinstance(out, Mapping) else getattr(out, 'loss', None)
     if loss is None and torch.is_tensor(out) and out.ndim == 0: loss = out
     if loss is not None: return loss
-    logits = out.get('logits') if isinstance(out, dict) else getattr(out, 'logits', out)
-    labels = batch.get('labels') if isinstance(batch, dict) else None
+    logits = out.get('logits') if isinstance(out, Mapping) else getattr(out, 'logits', out)
+    labels = batch.get('labels') if isinstance(batch, Mapping) else None
     if torch.is_tensor(logits) and labels is not None and logits.shape[:-1] == labels.shape:
         return F.cross_entropy(logits.float().flatten(0, -2), labels.flatten())
     raise UserError('The model gives no loss that we know: give step=, of model, batch and optimizer.')
@@ -41,7 +42,7 @@ def _usual_step(precision):
     half = _PRECISIONS[precision]
     def step(model, batch, optimizer):
         with torch.autocast('cuda', half) if half else nullcontext():
-            out = model(**batch) if isinstance(batch, dict) else model(*batch)
+            out = model(**batch) if isinstance(batch, Mapping) else model(*batch)
             loss = _loss(out, batch)
         del out
         loss.backward()
@@ -53,16 +54,32 @@ def _usual_step(precision):
 def _tensors_of(batch):
     "A list of the batch's tensors; `UserError` for what is none"
     if torch.is_tensor(batch): return [batch]
-    tensors = [*batch.values()] if isinstance(batch, dict) else batch
+    tensors = [*batch.values()] if isinstance(batch, Mapping) else batch
     if not isinstance(tensors, (tuple, list)) or not all(torch.is_tensor(t) for t in tensors):
-        raise UserError('make_batch must return a tensor, or a tuple or dict of tensors.')
+        raise UserError('make_batch must return a tensor, or a tuple or dict of tensors '
+                        "(tokenizers make some with return_tensors='pt').")
     return list(tensors)
 
 
 def _map_batch(batch, f):
     "A batch with `f` of each tensor"
     if torch.is_tensor(batch): return (f(batch),)
-    return {name: f(t) for name, t in batch.items()} if isinstance(batch, dict) else tuple(map(f, batch))
+    if isinstance(batch, Mapping): return {name: f(t) for name, t in batch.items()}
+    return tuple(map(f, batch))
+
+
+def _to_meta(model):
+    "What was made on the CPU all the same, as by `torch.Tensor(n)`, moves to meta; what is shared stays so"
+    moved = {}
+    for module in model.modules():
+        for tensors in (module._parameters, module._buffers):
+            for name, t in tensors.items():
+                if t is None or t.is_meta: continue
+                if id(t) not in moved:
+                    there = t.detach().to('meta')
+                    is_weight = isinstance(t, nn.Parameter)
+                    moved[id(t)] = nn.Parameter(there, t.requires_grad) if is_weight else there
+                tensors[name] = moved[id(t)]
 
 
 @dataclass(frozen=True)
@@ -86,6 +103,7 @@ class _Training:
             model, batch = self.make_model(), self.make_batch()
             if not isinstance(model, nn.Module):
                 raise UserError(f'make_model gave {type(model).__name__}: let it return a torch module.')
+            _to_meta(model)
             rows = max([t.shape[0] for t in _tensors_of(batch) if t.ndim], default=1)
             if self.lora:
                 model, what = add_lora(model, self.lora)
@@ -94,6 +112,7 @@ class _Training:
         kept = max(1, rows >> self.halvings)
         is_half = self.precision == 'bf16-weights'
         def change(t):
+            t = t.to('meta')    # a tokenizer or numpy may have made it on the CPU
             if t.ndim and t.shape[0] == rows: t = t[:kept].clone()
             return t.bfloat16() if is_half and t.is_floating_point() else t
         batch = _map_batch(batch, change)
@@ -273,6 +292,12 @@ def predict(
     if not callable(optimizer) and optimizer not in OPTIMIZERS:
         raise UserError(f"optimizer is {optimizer!r}: give {', '.join(OPTIMIZERS)}, or a function.")
     show = show or (lambda line: None)
+    functions = dict(make_model=make_model, make_batch=make_batch)
+    if step is not None: functions['step'] = step
+    for argument, given in functions.items():
+        if isinstance(given, nn.Module) or not callable(given):
+            raise UserError(f'{argument} is a {type(given).__name__}: give a function, as in '
+                            'predict(lambda: MyModel(), lambda: torch.zeros(8, 512)).')
     training = _Training(make_model, make_batch, step, optimizer, precision, checkpointing, lora)
     trace, model, batch, how = training.rehearse()
     shape = tuple(max(_tensors_of(batch), key=lambda t: t.ndim > 0).shape)
