@@ -139,7 +139,7 @@ def _emulate_linear(input, weight, bias=None):
         return aten.linear.default.decompose(input, weight, bias)
     return torch.matmul(input, weight.t()).add_(bias)
 
-# %% ../../nbs/09_emulate.ipynb #948b6b98
+
 def _emulate_ctc_loss(log_probs, targets, input_lengths, target_lengths, *options):
     "`aten::ctc_loss` of meta tensors, with its lengths as lists"
     if target_lengths.is_meta and targets.ndim < 2:

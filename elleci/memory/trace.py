@@ -928,7 +928,7 @@ def _as_trace(
     return Trace(log.allocations, _preexisting_first(log.allocations, log.events), recorder.target,
                  recorder.questions.asked(), recorder.notes.sentences(model, recorder.known))
 
-# %% ../../nbs/11_trace.ipynb #6c36a7d1
+
 def _run_steps(
     recorder:Recorder,
     step,      # makes one training step
