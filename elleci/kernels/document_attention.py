@@ -166,11 +166,12 @@ def _in_parts(
     outputs:tuple, # (B, T, H, …) each, filled
     starts:list,   # of documents, and B·T
     scale:float,   # of the scores
+    dtype:torch.dtype, # in which the kernel computes
 ):
     "Call the kernel for one part after the other"
     def call(segment, tokens, heads):
-        mask = _segment_mask(segment, inputs[0])
-        part = [_heads_first(t, tokens, heads)[None] for t in inputs]
+        part = [_heads_first(t, tokens, heads)[None].to(dtype) for t in inputs]
+        mask = _segment_mask(segment, part[0])
         results = kernel(*part, 0., mask is None, attn_mask=mask, scale=scale)
         for whole, result in zip(outputs, results): _heads_first(whole, tokens, heads).copy_(result[0])
     # A function, so that the results of one part are gone before the next has any.
@@ -184,7 +185,7 @@ def _forward_cpu(q, k, v, starts, scale):
         out, lse = attend(*(t.transpose(1, 2) for t in (q, k, v)), 0., True, scale=scale)
         return out.transpose(1, 2), lse.transpose(1, 2)
     results = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=compute_dtype(q))
-    _in_parts(attend, (q, k, v), results, starts, scale)
+    _in_parts(attend, (q, k, v), results, starts, scale, q.dtype)
     return results
 
 def _backward_cpu(dout, q, k, v, out, lse, starts, scale):
@@ -195,7 +196,8 @@ def _backward_cpu(dout, q, k, v, out, lse, starts, scale):
         grads = attend_backward(*(t.transpose(1, 2) for t in saved), 0., True, scale=scale)
         return tuple(g.transpose(1, 2) for g in grads)
     grads = tuple(torch.empty_like(t) for t in (q, k, v))
-    _in_parts(attend_backward, saved, grads, starts, scale)
+    # In bf16 oneDNN would compile products for every length of a document, and keep them: half a MiB each.
+    _in_parts(attend_backward, saved, grads, starts, scale, lse.dtype)
     return grads
 
 # %% ../../nbs/29_document_attention_kernels.ipynb #88e10138
@@ -381,11 +383,13 @@ def _forward_temporaries_cpu(q, k, v, seq_idx, scale):
 
 @declare_temporaries(torch.ops.elleci.document_attention_backward.default, target='cpu')
 def _backward_temporaries_cpu(dout, q, *_):
-    "A part's three gradients, a segment's mask, and the kernel's own"
+    "A part's three gradients, a segment's mask, the part itself where it has to be cast, the kernel's own"
     numbers, part = _part_of_row(q)
+    part = part.to(compute_dtype(q))
     before, after = _in_kernel('_scaled_dot_product_flash_attention_for_cpu_backward', part, part, part)
-    mask = q.itemsize*min(SEGMENT, q.shape[1])**2
-    return [], [mask, *before, *3*[q.itemsize*numbers], *after]
+    mask = part.itemsize*min(SEGMENT, q.shape[1])**2
+    n_parts = 3 if part.dtype == q.dtype else 8
+    return [], [mask, *before, *n_parts*[part.itemsize*numbers], *after]
 
 # %% ../../nbs/29_document_attention_kernels.ipynb #9e39427a
 def _tile_bytes(
