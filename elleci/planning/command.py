@@ -14,7 +14,7 @@ from ..core import NonNegativeInt, PositiveInt, Range, UserError
 from ..core import validate_ranges, memory_in_use, require
 from ..command_line import run_command
 from ..config import Config, resolve_config
-from ..memory.ledger import CARDS, card_bytes, card_key, card_overhead, parse_bytes
+from ..memory.ledger import CARDS, box_note, card_bytes, card_key, card_overhead, parse_bytes
 from ..memory.snapshot import check_output, write_snapshot
 from ..memory.timeline import trace_timeline, write_timeline_html
 from ..memory.trace import NOT_MODELLED
@@ -243,6 +243,7 @@ def elleci_memory(
 )->Account|RanksAccount|Plan|Prediction:
     "What a training takes before it runs, whether it fits, what would; on a card days, kWh, money, disk, RAM"
     limit = None if vram is None else card_bytes(vram)
+    if limit and (note := box_note(limit)): print(note, file=sys.stderr)
     changes = train_overrides(
         batch=batch,
         seq=seq,

@@ -44,6 +44,7 @@ def why_unsupported(
     card:Card,
 )->str: # a few words; '' where the card can
     "What a card lacks for a training"
+    if not card.capability: return 'no CUDA, its memory alone is known'
     if not capability_problem(card.capability): return ''
     return f'no bf16, fp16 only (compute capability {card.capability})'
 
@@ -271,7 +272,7 @@ def cost_row(
 )->dict: # heading: text
     "A cost as a line of a table"
     card = CARD_SPECS[cost.device]
-    row = {'card': cost.device, 'memory': f'{card.memory_gib} GiB'}
+    row = {'card': cost.device, 'memory': fmt_bytes(card.memory_bytes)}
     if cost.problem: return row | {'fits': cost.problem}
     row |= {
         'fits': 'yes',

@@ -918,9 +918,10 @@ def planning_machine(
         return MACHINES[key], CARD_SPECS[key].memory_bytes, f'at the rates of {key}'
     limit = vram if isinstance(vram, int) else card_bytes(vram)
     able = [card for card in CARD_SPECS.values() if not why_unsupported(card)]
-    sizes = sorted({card.memory_bytes for card in able})
+    # Somebody who gives a size gives that on a box.
+    sizes = sorted({card.box_bytes for card in able})
     size = next((size for size in sizes if size >= limit), sizes[-1])
-    card = min((card for card in able if card.memory_bytes == size), key=lambda card: card.half)
+    card = min((card for card in able if card.box_bytes == size), key=lambda card: card.half)
     note = f'at the rates of {card.key}, the slowest card of {fmt_bytes(size)} in data/cards.toml'
     return MACHINES[card.key], limit, note
 

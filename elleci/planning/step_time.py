@@ -749,5 +749,5 @@ def find_card(
         if is_within and OTHER_CHIPS & set(given) == OTHER_CHIPS & set(name): same.append(card)
     if total is None: return same[0] if same else None
     # A card reports up to a tenth less than what is on the box.
-    same = [card for card in same if .85*card.memory_bytes <= total <= 1.05*card.memory_bytes]
-    return min(same, key=lambda card: abs(card.memory_bytes - total)) if same else None
+    same = [card for card in same if .85*card.box_bytes <= total <= 1.05*card.box_bytes]
+    return min(same, key=lambda card: abs(card.box_bytes - total)) if same else None
