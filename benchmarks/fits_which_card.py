@@ -15,12 +15,12 @@ import argparse, datetime, gc, json, time
 from dataclasses import replace
 import torch
 from elleci.config import CHECKPOINTING, PRESETS, preset
-from elleci.core import atomic_write, fmt_bytes, seed_everything
+from elleci.core import GiB, atomic_write, fmt_bytes, seed_everything
 from elleci.engine.layer_major import make_engine, make_model
 from elleci.memory.ledger import CARDS
 from elleci.memory.measure import measure
 from elleci.optim.optimizers import make_optimizer
-from elleci.planning.account import HEADROOM, account
+from elleci.planning.account import account
 from tiny import ROOT, commit, hardware
 
 PRECISIONS = {
@@ -30,6 +30,7 @@ PRECISIONS = {
     'bf16-weights': dict(precision='bf16-weights', optimizer='lion8'),
 }
 BATCHES = [2**k for k in range(10)]
+HEADROOM = GiB # left free on each card
 # Of elleci-1b5, which fits no card that it was meant for, as much as shows that.
 MOST_ROWS = {'elleci-1b5': 4}
 # What has no bf16 takes fp16, in as many bytes: it is counted where a preset is meant for such cards.

@@ -17,10 +17,10 @@ from ..config import _field_comments
 from ..toml import parse_seq_len_schedule, to_toml
 from ..memory.allocator import replay
 from ..memory.ledger import CARD_SPECS, CARDS, card_bytes, card_key, parameter_counts, parse_bytes
-from ..memory.ledger import Overhead, card_overhead, residual_itemsize
+from ..memory.ledger import Fit, card_overhead, residual_itemsize
 from ..memory.trace import Trace
-from ..planning.account import Account, _changes, fit_answer
-from ..planning.cost import BINDS, fmt_seconds, length_phases
+from ..planning.account import Account, _changes
+from ..planning.cost import BINDS, SLOWER, fmt_range, fmt_seconds, length_phases
 from ..planning.planner import _kept_bytes, fit_plan, plan_config
 from ..planning.planner import PlannedRun, refine_with_account, run_in_subprocess, suggest_changes
 from ..planning.predict import Prediction
@@ -327,9 +327,8 @@ def _tiles(p:PlannedRun, start:PlannedRun|None):
     if start is not None and p.account is None: start = replace(start, account=None)
     comparable = start is not None and (p.account is None or start.account is not None)
     old = _card_total(start, p.account is not None) if comparable else None
-    spare = p.limit_bytes - p.best.total_bytes
     tile('on the card', fmt_bytes(p.best.total_bytes), (p.best.total_bytes, old, fmt_bytes))
-    tile('to spare' if p.fits else 'too much', fmt_bytes(abs(spare)), tone='' if p.fits else 'bad')
+    tiles.append(_spare_tile(p.fit))
     def params(q): return sum(parameter_counts(q.config.model).values())
     tile('parameters', fmt_count(params(p)), (params(p), start and params(start), fmt_count, None))
     time = _time_of(p)
@@ -346,39 +345,45 @@ def _tiles(p:PlannedRun, start:PlannedRun|None):
         tile('tokens/s, forward + backward', f'{at_most}{rate:,.0f}', rate_change)
         tokens = fmt_count(train.steps*train.tokens_per_step)
         run_change = time.run, other and other.run, fmt_seconds
-        tile(f'for {tokens} tokens', at_least + fmt_seconds(time.run), run_change)
+        run = fmt_seconds(time.run) if time.is_bound else fmt_range(time.run, SLOWER*time.run)
+        tile(f'for {tokens} tokens', at_least + run, run_change)
         kwh_change = time.kwh, other and other.kwh, '{:,.3g}'.format
-        tile('kWh' if time.is_bound else 'kWh, at most', f'{at_least}{time.kwh:,.3g}', kwh_change)
+        kwh = time.kwh if time.is_bound else SLOWER*time.kwh
+        tile('kWh' if time.is_bound else 'kWh, at most', f'{at_least}{kwh:,.3g}', kwh_change)
     old_tokens = start and start.config.train.tokens_per_step
     tokens_change = train.tokens_per_step, old_tokens, '{:,}'.format, None
     tile('tokens a step', f'{train.tokens_per_step:,}', tokens_change)
     return tiles
 
 # %% ../../nbs/81_planner_view.ipynb #1627e9d1
-def _verdict(needs, limits, subject='It', overhead=Overhead(0, 0)):
-    "Whether the budgets do, in a sentence and a tone; `needs` and `limits` are {what: bytes}, the card first"
-    others = 'the CUDA context and cuBLAS workspaces'
-    over = [f'{fmt_bytes(n - limits[what])} of {what}' for what, n in needs.items() if n > limits[what]]
-    if over: return dict(text=f'{subject} does not fit: {" and ".join(over)} too much.', tone='bad')
-    spare = limits['the card'] - needs['the card']
-    answer = fit_answer(needs['the card'], limits['the card'], overhead)
-    if answer == 'does not fit':
-        return dict(text=f'{subject} does not fit: {others} take at least {fmt_bytes(overhead.least)}, and '
-                         f'{fmt_bytes(spare)} are left for them.', tone='bad')
-    if answer == 'fits only if':
-        return dict(text=f'{subject} fits only if {others} take at most {fmt_bytes(spare)}.', tone='warn')
-    least = 'at least ' if overhead.most else ''
-    spare = fmt_bytes(spare - overhead.most)
-    return dict(text=f'{subject} fits, with {least}{spare} of the card to spare.', tone='good')
+TONES = {'fits': 'good', 'may fit': 'warn', 'does not fit': 'bad'}
+
+
+def _verdict(fit, needs=None, limits=None, subject='It'):
+    "Whether the card does, and the other budgets, in a sentence and a tone; {what: bytes} of the others"
+    over = [
+        f'{fmt_bytes(n - limits[what])} of {what} too much'
+        for what, n in (needs or {}).items()
+        if n > limits[what]
+    ]
+    if not over: return dict(text=f'{subject} {fit}.', tone=TONES[fit.answer])
+    if fit.answer == 'does not fit': over = [str(fit).partition(': ')[2], *over]
+    return dict(text=f'{subject} does not fit: {" and ".join(over)}.', tone='bad')
+
+
+def _spare_tile(fit):
+    "What is left of the card, as the verdict has it"
+    if fit.room < 0: return dict(label='too much', value=fmt_bytes(-fit.room), tone='bad')
+    if fit.fits: return dict(label='to spare, at least', value=fmt_bytes(fit.spare))
+    return dict(label='left for CUDA', value=fmt_bytes(fit.room), tone=TONES[fit.answer])
 
 
 def _verdict_of(p:PlannedRun, ram, pinned):
     "Of all three budgets"
     beside, locked = (sum(part.values()) for part in ram_parts(p.config.model, p.config.train))
-    needs = {'the card': p.best.total_bytes, 'RAM': beside, 'pinned memory': locked}
-    limits = {'the card': p.limit_bytes, 'RAM': ram, 'pinned memory': pinned}
-    if p.account is None: return _verdict(needs, limits, 'By the closed forms it')
-    return _verdict(needs, limits, overhead=card_overhead(p.card))
+    needs = {'RAM': beside, 'pinned memory': locked}
+    limits = {'RAM': ram, 'pinned memory': pinned}
+    return _verdict(p.fit, needs, limits, 'It' if p.account else 'By the closed forms it')
 
 
 def _source_of(p:PlannedRun):
@@ -471,7 +476,7 @@ def start_training(
 DEBOUNCE_SECONDS = .4
 
 
-def _key(p): return p.config, p.card, p.limit_bytes
+def _key(p): return p.config, p.card, p.limit_bytes, p.ram_bytes, p.pinned_bytes
 
 
 class Refinement:
@@ -849,18 +854,16 @@ def _looked_at(x, card:str):
     bars = [_bar('card', categories, limit, BAR_COLOURS)]
     # What would fit was tried for the card of the prediction.
     advice = x.change_lines() if isinstance(x, Prediction) and x.limit == limit else ()
-    spare = limit - reserved
     at_rest = sum(trace.breakdown(len(trace.events) - 1).values())
-    room = dict(label='to spare', value=fmt_bytes(spare))
-    if spare < 0: room = dict(label='too much', value=fmt_bytes(-spare), tone='bad')
+    fit = Fit(reserved, limit, card_overhead(card))
     return dict(
         problem='',
-        verdict=_verdict({'the card': reserved}, {'the card': limit}, overhead=card_overhead(card)),
+        verdict=_verdict(fit),
         source=f'the peak is made by {op.op} in the {op.phase} phase, layer {op.layer or "(none)"}; the CUDA '
                f'context and cuBLAS workspaces are estimated: {card_overhead(card)}',
         tiles=[
             dict(label='on the card', value=fmt_bytes(reserved)),
-            room,
+            _spare_tile(fit),
             dict(label='allocated at the peak', value=fmt_bytes(allocated)),
             dict(label='between two steps', value=fmt_bytes(at_rest)),
         ],

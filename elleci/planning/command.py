@@ -71,7 +71,8 @@ def _costs(a, vram, cards, **prices):
         raise UserError('A price needs a card to run on: add --vram rtx-4070 or another, or --cards for all.')
     # What this process holds, with torch and no CUDA libraries yet.
     ram = a.host_total + memory_in_use(torch.device('cpu'))
-    return [training_cost(a.config, key, a.needed, ram, **prices) for key in keys]
+    fits = {key: a.fit(CARDS[key], card_overhead(key)) for key in keys}
+    return [training_cost(a.config, key, fit, ram, **prices) for key, fit in fits.items()]
 
 
 def _costs_as_dict(costs): return dict(costs=[cost_as_dict(cost) for cost in costs]) if costs else {}
@@ -114,7 +115,7 @@ def _is_shared(train):
 
 def _show_ranks(
     config:Config,
-    limit:int|None, # bytes of a card
+    vram:str|None,  # a card, or its size
     for_one:dict,   # flags that only the account of one card has
     as_json:bool,
 )->RanksAccount:
@@ -123,8 +124,10 @@ def _show_ranks(
         flag = '--' + name.replace('_', '-')
         if value is not None:
             raise UserError(f'{flag} is for one card: leave it out, or leave out dp, fsdp, cp and tp.')
+    limit = None if vram is None else card_bytes(vram)
     a = account_ranks(config, limit=limit)
-    print(_as_json(ranks_as_dict(a, limit)) if as_json else ranks_report(a, limit))
+    shown = limit, card_overhead(vram)
+    print(_as_json(ranks_as_dict(a, *shown)) if as_json else ranks_report(a, *shown))
     return a
 
 # %% ../../nbs/66_memory_command.ipynb #6febcf1e
@@ -282,7 +285,7 @@ def elleci_memory(
         raise UserError('--plan plans for one card: leave out dp, fsdp, cp and tp.')
     if plan: return _show_plan(config, vram, ram or '32GiB', pinned or '2GiB', given, draw, json)
     if _is_shared(config.train):
-        return _show_ranks(config, limit, dict(others, draw=draw, html=html, snapshot=snapshot), json)
+        return _show_ranks(config, vram, dict(others, draw=draw, html=html, snapshot=snapshot), json)
     a = account(
         config.model,
         config.train,
@@ -294,7 +297,7 @@ def elleci_memory(
     costs = _costs(a, vram, cards, kwh_price=kwh_price, hour_price=hour_price)
     if json: print(_as_json(as_dict(a, limit, overhead) | _costs_as_dict(costs)))
     else: _print_now(report(a, limit, overhead))
-    if limit and not json and not as_dict(a, limit, overhead)['fits']:
+    if limit and not json and not a.fit(limit, overhead).fits:
         for line in advice(a, limit, overhead): _print_now(line)
     if costs and not json: print('', *_cost_text(costs, cards), sep='\n')
     if draw: _save(draw_timeline(a, limit), draw)

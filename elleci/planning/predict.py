@@ -14,10 +14,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from ..core import UserError, fmt_bytes, fmt_count
-from ..memory.ledger import CARDS, Overhead, card_bytes, card_overhead
+from ..memory.ledger import CARDS, Fit, Overhead, card_bytes, card_overhead
 from ..memory.trace import Trace, dry_run, source_lines
 from ..memory.allocator import Replay, replay
-from .account import change_line, fit_answer, fit_as_dict, peak_place, verdict
+from .account import HOW_TO_KNOW, advice_lines, peak_place
 from .foreign import OPTIMIZERS, add_lora, checkpoint_blocks
 
 # %% ../../nbs/64_your_own_model.ipynb #76ea5459
@@ -141,7 +141,9 @@ class Prediction:
     @property
     def overhead(self): return Overhead(0, 0) if self.context else card_overhead(self.card)
     @property
-    def fits(self): return fit_answer(self.needed, self.limit, self.overhead) == 'fits'
+    def fit(self): return Fit(self.needed, self.limit, self.overhead)
+    @property
+    def fits(self): return self.fit.fits
 
     def as_dict(self):
         "For programs: sizes in bytes, under the names of `elleci_memory --json`"
@@ -154,10 +156,14 @@ class Prediction:
             peak_allocated=self.peak_allocated,
             peak_reserved=self.peak_reserved,
             total=self.needed,
-            **fit_as_dict(self.needed, self.limit, self.context > 0, self.overhead),
+            **self.fit.as_dict(),
             peak=dict(op=op.op, phase=op.phase, layer=op.layer, step=op.step, line=op.line),
             warnings=self.trace.warnings(),
-            what_would_fit=[dict(change=change, needed=needed) for change, needed in self.what_would_fit],
+            what_would_fit=[
+                dict(change=change, needed=needed)
+                for change, needed in self.what_would_fit
+                if self.fit_with(change, needed).answer != 'does not fit'
+            ],
         )
 
     def rows(self)->list: # of (size, what)
@@ -169,7 +175,7 @@ class Prediction:
         if not self.context: found.append((str(self.overhead), 'context and cuBLAS workspaces, estimated'))
         return found
 
-    def verdict(self): return verdict(self.needed, self.limit, self.context > 0, self.overhead)
+    def verdict(self): return f'{self.fit}{HOW_TO_KNOW}' if self.fit.answer == 'may fit' else str(self.fit)
 
     def report(self)->str:
         "Everything but what would fit"
@@ -180,11 +186,10 @@ class Prediction:
         return '\n'.join(lines + asked[:2] + more)
 
     def change_lines(self):
-        return [self.change_line(change, needed) for change, needed in self.what_would_fit]
+        return list(advice_lines((what, self.fit_with(what, needed)) for what, needed in self.what_would_fit))
 
-    def change_line(self, change, needed):
-        if change.startswith(_LARGER_CARD): return change_line(change, needed, needed, Overhead(0, 0))
-        return change_line(change, needed, self.limit, self.overhead)
+    def fit_with(self, change, needed):
+        return Fit(needed, needed) if change.startswith(_LARGER_CARD) else replace(self.fit, needed=needed)
 
     def __repr__(self): return '\n'.join([self.report(), *self.change_lines()][:25])
 
@@ -234,7 +239,7 @@ def _try_changes(
 ): # yields (change, bytes needed)
     "What would fit, as it is found"
     states = sum(p.categories[c] for c in ('weights', 'gradients', 'optimizer'))
-    hopeless = states + p.context + p.overhead.least > p.limit
+    hopeless = replace(p.fit, needed=states + p.context).answer == 'does not fit'
     for stage in _change_stages(training, model, rows):
         enough = False
         for change, fields, leaves_states_alone in stage:
@@ -244,11 +249,11 @@ def _try_changes(
             except _REFUSALS: continue
             needed = replay(trace.replay_events()).peak_reserved + p.context
             if needed >= p.needed: continue
-            enough |= fit_answer(needed, p.limit, p.overhead) == 'fits'
+            enough |= replace(p.fit, needed=needed).fits
             yield (f'{change} ({how})' if how else change), needed
         if enough: break
     larger = sorted((nbytes, key) for key, nbytes in CARDS.items() if nbytes > p.limit)
-    held = [(key, nbytes) for nbytes, key in larger if p.needed + card_overhead(key).most <= nbytes]
+    held = [(key, nbytes) for nbytes, key in larger if Fit(p.needed, nbytes, card_overhead(key)).fits]
     if held: yield f'{_LARGER_CARD} {fmt_bytes(held[0][1])}, such as {held[0][0]}, as it is', p.needed
 
 # %% ../../nbs/64_your_own_model.ipynb #0a1b2c33
@@ -284,7 +289,9 @@ def predict(
     p = Prediction(trace, replay(trace.replay_events()), limit, card, settings, context)
     show(p.report())
     if p.fits or not changes: return p
-    for change, needed in _try_changes(p, training, model, shape[0] if shape else 1):
-        p.what_would_fit.append((change, needed))
-        show(p.change_line(change, needed))
+    def tried():
+        for change, needed in _try_changes(p, training, model, shape[0] if shape else 1):
+            p.what_would_fit.append((change, needed))
+            yield change, p.fit_with(change, needed)
+    for line in advice_lines(tried()): show(line)
     return p

@@ -18,7 +18,7 @@ from ..summary import Summary, byte_rows, shown_as_summary
 from ..engine.layer_major import make_model
 from ..layers.context_parallel import ContextParallel, _across_the_cut, set_context
 from ..memory.allocator import replay
-from ..memory.ledger import COLOURS
+from ..memory.ledger import COLOURS, Fit, Overhead, card_overhead
 from ..memory.ranks import Layout, check_cuts, chunk_rows, layout_of, local_model, local_shapes
 from ..memory.ranks import rank_sizes
 from ..memory.trace import Trace, gc_disabled
@@ -429,7 +429,13 @@ class RanksAccount:
         "The peak of one rank: ranks differ in the states of FSDP2's shorter pieces"
         return self.peak - self.at_rest[0]['optimizer'] + self.at_rest[rank]['optimizer']
 
-    def fits(self, limit): return self.needed <= limit
+    def fit(self,
+        limit:int|None, # bytes of a card, or of free RAM
+        overhead:Overhead|None=None, # context and workspaces; None: any card's
+    )->Fit:
+        "Whether the fullest rank fits, the buffers of NCCL left out"
+        if self.target == 'cpu': return Fit(self.needed, limit)
+        return Fit(self.needed, limit, overhead or card_overhead())
 
     def summary(self):
         "By category on the fullest rank"
@@ -563,6 +569,7 @@ def _rank_rows(a):
 def ranks_report(
     a:RanksAccount,
     limit:int|None=None, # bytes of a card
+    overhead:Overhead|None=None, # context and workspaces of that card; None: any card's estimate
 )->str: # several lines
     "Who holds what between steps and at the peak, and of what the peak is made"
     t, l = a.config.train, a.layout
@@ -580,17 +587,14 @@ def ranks_report(
     lines += [f'{fmt_bytes(n):>12}  {c}' for c, n in a.categories.items() if n]
     if a.target == 'cuda':
         lines.append(f'{fmt_bytes(a.peak_reserved):>12}  reserved by the allocator at its fullest')
-    if limit:
-        off = limit - a.needed
-        verdict = 'to spare' if off >= 0 else 'too much'
-        lines += ['', f"{'fits into' if off >= 0 else 'does not fit into'} {fmt_bytes(limit)} a rank, "
-                      f'{fmt_bytes(abs(off))} {verdict}; CUDA context and the buffers of NCCL not counted']
+    if limit: lines += ['', f'a rank {a.fit(limit, overhead)}; the buffers of NCCL are not counted']
     return '\n'.join(lines)
 
 
 def ranks_as_dict(
     a:RanksAccount,
     limit:int|None=None, # bytes of a card
+    overhead:Overhead|None=None, # context and workspaces of that card; None: any card's estimate
 )->dict: # for programs: every size in bytes
     "The account as plain numbers"
     return dict(
@@ -602,6 +606,5 @@ def ranks_as_dict(
         peak_allocated=a.peak,
         peak_reserved=a.peak_reserved,
         place=a.place,
-        limit=limit,
-        fits=None if limit is None else a.fits(limit),
+        **a.fit(limit, overhead).as_dict(),
     )

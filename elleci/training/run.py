@@ -18,7 +18,7 @@ from ..engine.offload import HostMemory, tune_malloc
 from ..engine.ranks import rank_grid
 from ..kernels.mamba_ssm import load_mamba_ssm
 from ..kernels.triton_compat import build_advice
-from ..memory.ledger import parameter_counts
+from ..memory.ledger import Overhead, card_overhead, parameter_counts
 from ..memory.measure import StepMemory, explain_oom
 from ..memory.spill import locked_memory_limit, pinned_memory_note, ram_remedy, read_ram
 from ..optim.eight_bit import check_bnb_runs
@@ -98,17 +98,18 @@ def _machine(device):
     return card.key if card else measured_machine(device)
 
 
-def _cost_lines(device, a, prices):
+def _cost_lines(device, a, prices, fit=None):
     "What the run will take, in money by the `prices` given; nothing for a GPU that is not there"
     if device.type == 'cuda' and not torch.cuda.is_available(): return []
     if a.target == 'cpu': ram = None
     else: ram = a.host_total + memory_in_use(torch.device('cpu'))
-    lines = cost_lines(training_cost(a.config, _machine(device), ram=ram, **prices))
+    cost = training_cost(a.config, _machine(device), fit, ram, a.operators, **prices)
+    lines = cost_lines(cost)
     note = pinned_memory_note(a.pinned_bytes, read_ram(), locked_memory_limit())
     return [*lines, note] if note else lines
 
 # %% ../../nbs/76_preflight.ipynb #9e3765ac
-def _print_plan(config, device, a, prices):
+def _print_plan(config, device, a, prices, fit=None):
     "Print what will be trained, and what it will hold"
     if unused := unused_gpu_warning(device): print(unused)
     train = config.train
@@ -127,13 +128,23 @@ def _print_plan(config, device, a, prices):
     if note := compile_note(train): print(note)
     # What epochs will take is known when they are counted.
     if not train.epochs:
-        for line in _cost_lines(device, a, prices): print(line)
+        for line in _cost_lines(device, a, prices, fit): print(line)
 
 # %% ../../nbs/76_preflight.ipynb #9736807e
-def _refuse_unless_it_fits(name, device, a, free):
-    "`UserError` where a run needs more than is available, on the device or beside it"
+def _overhead_left(device):
+    "What CUDA takes later: its context is there as soon as somebody asks for the free memory"
+    total, name = _device_memory(device) if torch.cuda.is_available() else (None, '')
+    card = find_card(name, total)
+    estimate = card_overhead(card and card.key)
+    return Overhead(0, estimate.most - estimate.least)
+
+
+def _refuse_unless_it_fits(name, device, a, fit):
+    "`UserError` where a run needs more than is available, on the device or beside it; a line where it may"
     source = f'--preset {name}' if name in PRESETS else '--config FILE'
-    if free is not None and not a.fits(free):
+    free = fit.limit
+    if fit.answer == 'may fit': print(fit)
+    if fit.answer == 'does not fit':
         ram = read_ram() if a.target == 'cpu' else None
         is_limited = ram is not None and (ram.is_wsl or ram.cgroup_limit)
         raise UserError(
@@ -170,12 +181,14 @@ def _share_of_rank(config, sizes):
 def _print_ranks(config, n, device, free):
     "Print what the fullest of n ranks will hold; `UserError` where that is more than a card has"
     a = account_ranks(config, n, 'cuda' if device.type == 'cuda' else 'cpu', free)
+    fit = a.fit(free, _overhead_left(device))
     sizes = rank_grid(config, n)
     print(
         f'{n} ranks, dp {sizes.dp}, cp {sizes.cp}, tp {sizes.tp}: the fullest will hold {fmt_bytes(a.peak)}, '
         f'{fmt_bytes(sum(a.at_rest[0].values()))} between steps (above, weights are counted whole)'
     )
-    if free is not None and a.peak_reserved > free:
+    if fit.answer == 'may fit': print(f'a rank {fit}')
+    if fit.answer == 'does not fit':
         raise UserError(
             f'{config.preset} needs {fmt_bytes(a.peak_reserved)} on the fullest of {n} ranks, and {device} '
             f'has {fmt_bytes(free)} free: share weights with --fsdp or matrices with --tp, start more '
@@ -213,8 +226,9 @@ def preflight(
         # Whoever keeps weights or states on the host prefers little memory to a little time.
         if (config.train.weights_on, config.train.states_on) != ('device', 'device'): tune_malloc()
         a = dataclasses.replace(a, process_before=memory_in_use(device))
-    _print_plan(config, device, a, prices or {})
-    if ranks == 1: _refuse_unless_it_fits(config.preset, device, a, free)
+    fit = a.fit(free, _overhead_left(device)) if ranks == 1 else None
+    _print_plan(config, device, a, prices or {}, fit)
+    if ranks == 1: _refuse_unless_it_fits(config.preset, device, a, fit)
     else: _print_ranks(config, ranks, device, free)
     return a
 
@@ -323,7 +337,10 @@ def _explain_oom(config, a, free):
     except (RuntimeError, MemoryError, CalledProcessError) as e:
         if advice := build_advice(e): raise UserError(advice) from e
         if not is_out_of_memory(e): raise
-        text = explain_oom(e, lambda: alternatives(config, free or a.needed - 1, a.target))
+        # What CUDA may still take is not the allocator's.
+        room = a.needed - 1
+        if free: room = a.fit(free, _overhead_left(torch.device(a.target))).spare + a.needed
+        text = explain_oom(e, lambda: alternatives(config, room, a.target))
     if not config.train.oom_backoff:
         text += (
             '\n\nOr add --resume --oom-backoff, which goes on with smaller micro-batches and as many tokens '
@@ -834,7 +851,7 @@ def _health_monitor(run):
     "Guards for a run; where Windows counts what spills, they hear of that too"
     limit, _ = _device_memory(run.device)
     counter = SharedMemoryCounter(run.account.pinned_bytes) if limit else None
-    return HealthMonitor(run.device, limit, run.account.at_rest, counter)
+    return HealthMonitor(run.device, limit, run.account.at_rest, counter, run.account.process)
 
 # %% ../../nbs/76_train.ipynb #6d924a4d
 def _describe_skipped(steps):
