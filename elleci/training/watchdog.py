@@ -10,7 +10,7 @@ import math, statistics
 from collections import deque
 import torch
 from torch import nn
-from ..core import fmt_bytes
+from ..core import fmt_bytes, memory_in_use
 from ..memory.measure import find_leaks, spill_signs
 from ..memory.spill import SharedMemoryCounter
 
@@ -70,11 +70,13 @@ class HealthMonitor:
         total:int|None=None,    # bytes of the card; None where there is none
         expected:int|None=None, # bytes that last between two steps, by the account
         shared_memory:SharedMemoryCounter|None=None, # what Windows counts; None: nobody asks
+        process:int=0,          # bytes that the process was said to hold, about; 0: nothing was said
     ):
         self.device = device
         self.total = total
         self.expected = expected
         self.shared_memory = shared_memory
+        self.process = process
         self.reported = {}   # kind: how bad it was when it was last reported
         self.clocks = None
         self.steps = 0
@@ -102,7 +104,8 @@ class HealthMonitor:
             self.reserved.append(reserved)
         self.steps += 1
         notices = [*self._check_loss(), *self._check_data(), *self._check_clocks(clocks)]
-        if self.steps % 16 == 0: notices += [*self._check_leak(), *self._check_spill()]
+        if self.steps % 16 == 0:
+            notices += [*self._check_leak(), *self._check_process(), *self._check_spill()]
         return notices
 
     def _is_news(self, kind, severity):
@@ -141,6 +144,13 @@ class HealthMonitor:
         yield 'leak', (f'Memory grows by {fmt_bytes(leak.per_step)} a step and does not come back: '
                        f'{fmt_bytes(leak.live)} by now{by_account}; look for tensors that are kept with '
                        'their graph (`elleci.memory.measure.LeakDetector` names the line).')
+
+    def _check_process(self):
+        held = memory_in_use(torch.device('cpu')) if self.process else 0
+        if self._is_news('process', held if held > self.process else 0):
+            about = fmt_bytes(self.process)
+            yield 'process', (f'The process holds {fmt_bytes(held)}, and about {about} were expected: the '
+                              'account knows its tensors and estimates the rest. The run goes on.')
 
     def _check_spill(self):
         signs = []
