@@ -2,6 +2,7 @@
 data/results/cpu_step-<commit>.json.
 
     python benchmarks/cpu_step.py [--repeats N] [--only CASE] [--label TEXT] [--dry]
+    python benchmarks/cpu_step.py --forecast   # data/results/cpu_seconds-<commit>.json
 
 The step is forward, backward, clipping and AdamW, in fp32: ours as the ordinary engine makes it, ternary and
 not; the dense one in plain PyTorch (`nn.Linear`, `F.scaled_dot_product_attention`, SwiGLU) with the loss of
@@ -11,16 +12,23 @@ its first thread computed, which is near `wall` and can be read on a busy machin
 other as those of `elleci_train` do, awake for microseconds, then asleep. Ratios are medians over the rounds.
 Growth is the time of as many tokens in longer rows. The parts are measured operator by operator, in seconds
 of the first thread, and belong to the module that called them. --dry: tiny shapes, nothing written.
+
+--forecast: short trainings by one thread, with validations, saves and samples, beside what was predicted
+before each; of what was measured, `cpu_seconds` count where other programs take the cores.
 """
 import argparse
+import contextlib
 import dataclasses
 import datetime
+import io
 import json
 import os
 import statistics
 import sys
+import tempfile
 import time
 from collections import defaultdict
+from unittest import mock
 
 # As the commands set it: `elleci.commands.SLEEP_VARIABLES`.
 os.environ['GOMP_SPINCOUNT'] = '1000'
@@ -33,6 +41,8 @@ from elleci.config import preset
 from elleci.core import atomic_write, seed_everything
 from elleci.engine.accumulate import GradAccumStep
 from elleci.model import Elleci
+from elleci.planning.cost import training_cost
+from elleci.training import run
 from tiny import ROOT, commit, hardware
 
 TINY = preset('elleci-tiny').model
@@ -269,6 +279,45 @@ def cases(dry, repeats):
     }
 
 
+SHORT = dict(steps=20, val_every=10, save_every=10)
+NARROW = dict(
+    vocab_size=1024, d_model=128, n_attn_heads=4, qk_nope_head_dim=32, qk_rope_head_dim=32, v_head_dim=32,
+    kv_lora_rank=32, d_ff=352,
+)
+STREAMED = dict(
+    engine='layer-major', clip_by='layer', optimizer='lion8', precision='bf16-weights', seq_len=128,
+    grad_accum_steps=2, block_inputs_on='pageable', weights_on='host', states_on='host',
+)
+FORECASTS = {
+    'elleci-tiny': {},
+    'bf16': dict(precision='bf16'),
+    'layer-major': dict(engine='layer-major', clip_by='layer'),
+    'checkpoints, 2 × 2 rows': dict(checkpointing='block', batch_size=2, grad_accum_steps=2),
+    'streamed, narrow': STREAMED,
+}
+
+
+def forecast(name):
+    "A short training: what was predicted of it, and what it took"
+    config = preset('elleci-tiny', **SHORT, **FORECASTS[name])
+    narrow = dataclasses.replace(config.model, **NARROW)
+    if 'narrow' in name: config = dataclasses.replace(config, model=narrow)
+    seconds, costs, fit = {}, [], run.fit
+    def timed(*args):
+        before = {clock: read() for clock, read in CLOCKS.items()}
+        try: return fit(*args)
+        finally: seconds.update({clock: read() - before[clock] for clock, read in CLOCKS.items()})
+    def predicted(*args, **kwargs):
+        costs.append(training_cost(*args, **kwargs))
+        return costs[-1]
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(run, 'fit', timed):
+        with mock.patch.object(run, 'training_cost', predicted), contextlib.redirect_stdout(io.StringIO()):
+            run.elleci_train(config=config, out=f'{folder}/run')
+    least, most = costs[0].seconds, costs[0].most_seconds
+    return dict(case=name, predicted=round(least, 3), most=round(most, 3), binds=costs[0].binds,
+                wall_seconds=round(seconds['wall'], 3), cpu_seconds=round(seconds['cpu'], 3))
+
+
 def show(name, case):
     "A case in a few lines"
     print(name)
@@ -282,24 +331,36 @@ def show(name, case):
         print(f'  {subject:18}', round(sum(in_ms.values()), 1), in_ms)
 
 
+def write(kind, result):
+    path = ROOT/'data'/'results'/f"{kind}-{result['commit']}.json"
+    atomic_write(path, json.dumps(result, indent=1) + '\n')
+    print(f'written to {path.relative_to(ROOT)}')
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument('--repeats', type=int, default=24)
     p.add_argument('--only', default='', help='cases whose name contains this')
     p.add_argument('--label', default='', help="a word about the code that was measured, e.g. 'before'")
     p.add_argument('--dry', action='store_true')
+    p.add_argument('--forecast', action='store_true')
     a = p.parse_args()
-    torch.set_num_threads(2)
+    torch.set_num_threads(1 if a.forecast else 2)
     result = dict(hardware=hardware(), torch=torch.__version__, commit=commit(), label=a.label,
                   date=datetime.datetime.now(datetime.timezone.utc).strftime('%Y-%m-%d %H:%M UTC'), cases={})
+    if a.forecast:
+        del result['cases'], result['label']
+        result['rows'] = []
+        for name in FORECASTS:
+            result['rows'].append(forecast(name))
+            print(result['rows'][-1], flush=True)
+        return write('cpu_seconds', result)
     for name, measure in cases(a.dry, 1 if a.dry else a.repeats).items():
         if a.only not in name: continue
         result['cases'][name] = measure()
         show(name, result['cases'][name])
     if a.dry: return
-    path = ROOT/'data'/'results'/f"cpu_step-{result['commit']}.json"
-    atomic_write(path, json.dumps(result, indent=1) + '\n')
-    print(f'written to {path.relative_to(ROOT)}')
+    write('cpu_step', result)
 
 
 if __name__ == '__main__': main()
