@@ -418,8 +418,9 @@ def _layer_major_changes():
     "The layer-major step instead of the ordinary one, and with less and less that stays on the card"
     major = dict(engine='layer-major', clip_by='layer', checkpointing='none', block_inputs_on='pinned')
     small = major | dict(optimizer='lion8', precision='bf16-weights')
+    smallest = small | dict(weights_on='host', states_on='host')
     return [('engine layer-major', major), ('engine layer-major, lion8, weights in bf16', small),
-            ('that, weights and states on the host', small | dict(weights_on='host', states_on='host'))]
+            ('engine layer-major, lion8, bf16 weights and states on the host', smallest)]
 
 # %% ../../nbs/64_account_advice.ipynb #2d5b5442
 def _stages(

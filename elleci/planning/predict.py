@@ -242,12 +242,13 @@ def _change_stages(training, model, rows):
     "Lists of changes, the mildest list first"
     single = _single_changes(training, model, rows)
     together = {name: value for _, fields, _ in single for name, value in fields.items()}
-    stages = [single, [('all of these', together, False)] if len(single) > 1 else []]
+    names = ', '.join(what for what, *_ in single)
+    stages = [single, [(names, together, False)] if len(single) > 1 else []]
     if not training.lora:
         lora = dict(lora=16, precision='bf16-weights')
         stages.append([('LoRA of rank 16, frozen weights in bf16', lora, False)])
         least = lora | dict(checkpointing=True, halvings=rows.bit_length())
-        stages.append([('that, checkpointed, 1 row', least, False)])
+        stages.append([('LoRA of rank 16, checkpointed, 1 row', least, False)])
     return stages
 
 
