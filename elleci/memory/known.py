@@ -49,7 +49,7 @@ COUNTING = {
     aten.unique_consecutive.default, aten.bincount.default, aten.repeat_interleave.Tensor,
 }
 MOST_EXPERTS = 4096     # a choice among more isn't taken for a router's
-MOST_KNOWN = 2**25      # elements of a tensor; we don't carry the values of larger ones along
+MOST_KNOWN = 2**23      # elements of a tensor; we don't carry the values of larger ones along
 
 # %% ../../nbs/11_known_values.ipynb #2dfaa8cc
 class _Known(NamedTuple):
