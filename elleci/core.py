@@ -99,7 +99,7 @@ def _import_if_installed(
     except Exception as e:
         # A broken library may raise anything; one that is absent raises this, with its own name.
         is_blocked = package in sys.modules and sys.modules[package] is None
-        if isinstance(e, ModuleNotFoundError) and (e.name == package or is_blocked): return None
+        if isinstance(e, ModuleNotFoundError) and (e.name in (package, name) or is_blocked): return None
         message = ' '.join(str(e).split())[:500]
         raise UserError(
             f'`{package}` is installed, but importing `{name}` failed ({type(e).__name__}: {message}): '
@@ -116,11 +116,12 @@ def optional(
 
 # %% ../nbs/00_core.ipynb #7a2c4e10
 def pip_install(
-    name:str, # a module, e.g. 'datasets' or 'pyarrow.parquet'
+    name:str, # a module, e.g. 'datasets', 'pyarrow.parquet' or 'backports.zstd'
 )->str: # a shell command
     "What installs the library of a module where this Python finds it, in a version that Elleci works with"
     from importlib.metadata import PackageNotFoundError, requires
-    library = name.split('.')[0].replace('_', '-')
+    # Each part of `backports` is a library of its own.
+    library = name if name.startswith('backports.') else name.split('.')[0].replace('_', '-')
     try: requirements = requires('elleci') or ()
     except PackageNotFoundError: requirements = ()
     ours = [r for r in requirements if re.match(f'{re.escape(library)}(?![A-Za-z0-9._-])', r)]

@@ -341,7 +341,7 @@ def retrying(
             time.sleep(pause)
 
 # %% ../../nbs/71_data_files.ipynb #0303a848
-import ast, codecs, contextlib, gzip, io, json, os, sysconfig
+import ast, codecs, contextlib, gzip, json, os, sysconfig
 from collections import Counter
 from itertools import repeat
 from pathlib import Path
@@ -364,11 +364,10 @@ def _open_text(
     with open_regular(path) as raw:
         if not _is_packed(path): yield raw, os.fstat(raw.fileno()).st_size
         elif path.suffix.lower() == '.gz': yield gzip.GzipFile(fileobj=raw), None
-        # Python has it from 3.14 on.
-        elif zstd := optional('compression.zstd'): yield zstd.ZstdFile(raw), None
         else:
-            zstd = require('zstandard', f'read {path}').ZstdDecompressor()
-            yield io.BufferedReader(zstd.stream_reader(raw, read_across_frames=True)), None
+            # Python has it from 3.14 on.
+            zstd = optional('compression.zstd') or require('backports.zstd', f'read {path}')
+            yield zstd.ZstdFile(raw), None
 
 
 def _unpacking_problem(
