@@ -1,11 +1,12 @@
 """What each mixer can remember: small models trained on copying or on associative recall, and asked for more:
 data/results/tasks-<commit>.json, which 77_copy_and_recall draws.
 
-    python benchmarks/tasks.py [--steps N] [--seeds N] [--tasks copy recall] [--patterns M A] [--out FILE] [--dry]
+    python benchmarks/tasks.py [--steps N] [--seeds N] [--tasks copy recall] [--patterns M A]
+                               [--out FILE] [--dry]
 
-All models have the same width and see the same rows; MMMA has four layers and the others two, but for a
-single layer of Mamba-2 as a control. Takes a quarter of an hour on a CPU. The lesson draws the newest record in
-data/results; an experiment of your own goes to another file with --out.
+All models have the same width, and those of a seed see the same rows; MMMA has four layers and the others
+two, but for a single layer of Mamba-2 as a control. Takes a quarter of an hour on a CPU. The lesson draws the
+newest record in data/results; an experiment of your own goes to another file with --out.
 """
 import argparse, datetime, itertools, json, time
 from pathlib import Path
