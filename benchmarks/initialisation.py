@@ -4,9 +4,10 @@ which ends a branch (as it was until November 2026): data/results/initialisation
     python benchmarks/initialisation.py [--steps N] [--seeds N]
 
 Standard deviations in three presets first. Then elleci-tiny with MLA in every layer, and a narrow hybrid of
-24 layers, each trained with either start in turn, on the same text; what is held out is measured whole.
+24 layers, each trained with either start in turn, on the same text; what is held out is measured whole. At
+last the model of tasks.py with both mixers, which learns to copy, with four seeds.
 """
-import argparse, dataclasses, datetime, json, tempfile
+import argparse, dataclasses, datetime, itertools, json, tempfile
 from unittest import mock
 import torch
 import elleci.model
@@ -15,6 +16,7 @@ from elleci.core import atomic_write, seed_everything
 from elleci.data.loader import open_data
 from elleci.data.sources import train_tokenizer_on
 from elleci.training.loop import token_byte_counts
+import tasks
 from d_state import train
 from tiny import ROOT, commit, hardware
 
@@ -73,6 +75,7 @@ def main():
         date=datetime.datetime.now(datetime.timezone.utc).strftime('%Y-%m-%d %H:%M UTC'),
         deviations={},
         runs=[],
+        copying=[],
     )
     for name in ('elleci-tiny', 'elleci-30m', 'elleci-1b5'):
         result['deviations'][name] = {}
@@ -86,6 +89,10 @@ def main():
                 with start(how): run = train(settings, seed, a.steps, data, val, token_bytes)
                 result['runs'].append(dict(model=name, start=how, **run))
                 print(result['runs'][-1], flush=True)
+    for seed, how in itertools.product(range(4), STARTS):
+        with start(how): run = tasks.measure('copy', 'MA', 2, 400, 200, seed)
+        result['copying'].append(dict(start=how, **run))
+        print(how, seed, run['accuracy'], flush=True)
     path = ROOT/'data'/'results'/f"initialisation-{result['commit']}.json"
     atomic_write(path, json.dumps(result, indent=1) + '\n')
     print(f'written to {path.relative_to(ROOT)}')
