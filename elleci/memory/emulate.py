@@ -605,12 +605,12 @@ def _attention_backward_cuda(g, q, *args, **kwargs):
 @declare_temporaries(aten.addmm.default, target='cuda')
 @declare_temporaries(aten.addmm.default, target='cpu')
 def _copied_matrices(*args, **kwargs):
-    "Copies of operands whose layout BLAS can't take (PyTorch's `prepare_matrix_for_cublas`, and on a CPU)"
+    "Copies of the operands that BLAS can't read in place"
     copies = []
     for t in args[-2:]:
         (n, m), (row, column) = t.shape, t.stride()
-        in_pieces = column == 1 and row >= max(1, m) or row == 1 and column >= max(1, n)
-        if not in_pieces: copies.append(t.numel()*t.itemsize)
+        in_place = column == 1 and row >= max(1, m) or row == 1 and column >= max(1, n)
+        if not in_place: copies.append(t.numel()*t.itemsize)
     return [], copies
 
 # %% ../../nbs/09_emulate.ipynb #5f91732d
