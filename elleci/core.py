@@ -6,10 +6,10 @@
 __all__ = ['KiB', 'MiB', 'GiB', 'MIN_CAPABILITY', 'META_DEVICE_TYPE', 'PositiveInt', 'NonNegativeInt', 'NumWorkers', 'Seed',
            'Fraction', 'RENAMED_SETTINGS', 'RENAMED_VALUES', 'assert_close', 'seed_everything', 'fmt_bytes',
            'fmt_count', 'UserError', 'is_out_of_memory', 'optional', 'pip_install', 'require', 'capability_problem',
-           'pick_device', 'effective_device_type', 'compute_dtype', 'autocast_device', 'linear_dtype', 'full_precision',
-           'memory_in_use', 'available_memory', 'sync_folder', 'make_folder', 'replace_file', 'atomic_write',
-           'disk_remedy', 'appears_whole', 'escape_controls', 'markdown_text', 'Range', 'type_and_range',
-           'validate_ranges', 'read_number', 'current_name', 'current_value', 'former_names']
+           'pick_device', 'interpret_kernels', 'effective_device_type', 'compute_dtype', 'autocast_device',
+           'linear_dtype', 'full_precision', 'memory_in_use', 'available_memory', 'sync_folder', 'make_folder',
+           'replace_file', 'atomic_write', 'disk_remedy', 'appears_whole', 'escape_controls', 'markdown_text', 'Range',
+           'type_and_range', 'validate_ranges', 'read_number', 'current_name', 'current_value', 'former_names']
 
 # %% ../nbs/00_core.ipynb #e869ebc2
 import contextlib, errno, functools, html, importlib, inspect, os, random, re, shlex, sys, tempfile, typing
@@ -173,6 +173,11 @@ def pick_device(
                 'CUDA_VISIBLE_DEVICES= (to nothing), which leaves the work to the CPU.'
             )
     return device
+
+
+def interpret_kernels():
+    "Have Triton interpret kernels where there is no GPU; to be called before the first of them is imported"
+    if not torch.cuda.is_available(): os.environ.setdefault('TRITON_INTERPRET', '1')
 
 # %% ../nbs/00_core.ipynb #9032dd50
 # The device whose kernels meta tensors stand for; `emulate` of `elleci.memory` changes it for a while.
