@@ -24,7 +24,6 @@ test-browser: .venv/dev  ## dashboard and planner in JupyterLab, driven in Chrom
 	for name in 77_browser 80_timeline_browser 81_planner_browser 82_live_browser; do ELLECI_BROWSER=1 $(BIN)/jupyter nbconvert --log-level=ERROR --to markdown --execute --no-input --stdout nbs/tests/$$name.ipynb || exit 1; done
 
 lab: .venv/dev    ## read and run the notebooks; opens on the index
-	TRITON_INTERPRET=$${TRITON_INTERPRET:-$$($(BIN)/python -c 'import torch; print(int(not torch.cuda.is_available()))')} \
 	$(BIN)/jupyter lab --config=.ci/jupyter_server_config.py
 
 bench: .venv/run  ## every technique against one baseline: speed, memory, loss; about half an hour on two cores; Ctrl-C, and again: it goes on
