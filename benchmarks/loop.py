@@ -63,7 +63,7 @@ class Timed:
             self.view = None
         if on:
             from elleci.dashboard.run_view import RunView
-            self.view = RunView(self.run, 2., 60.)
+            self.view = RunView(self.run, [self.run], 2.)
             self.view.poll_thread.start()
 
 def train(steps, run, view, **settings):
