@@ -90,16 +90,22 @@ def is_out_of_memory(
     return isinstance(e, (torch.OutOfMemoryError, MemoryError)) or any(s in str(e) for s in phrases)
 
 # %% ../nbs/00_core.ipynb #d66526d7
+def _root(name):
+    "The package that a module's library installs; each part of `backports` is one by itself"
+    return name if name.startswith('backports.') else name.partition('.')[0]
+
+
 def _import_if_installed(
     name:str, # module to import, e.g. 'PIL.Image'
 ): # the module, or None where its package is not installed
     "Import `name`; `UserError` with what went wrong where it is installed and cannot be imported"
-    package = name.partition('.')[0]
+    package = _root(name)
     try: return importlib.import_module(name)
     except Exception as e:
         # A broken library may raise anything; one that is absent raises this, with its own name.
         is_blocked = package in sys.modules and sys.modules[package] is None
-        if isinstance(e, ModuleNotFoundError) and (e.name in (package, name) or is_blocked): return None
+        names = package, package.partition('.')[0]
+        if isinstance(e, ModuleNotFoundError) and (e.name in names or is_blocked): return None
         message = ' '.join(str(e).split())[:500]
         raise UserError(
             f'`{package}` is installed, but importing `{name}` failed ({type(e).__name__}: {message}): '
@@ -120,8 +126,7 @@ def pip_install(
 )->str: # a shell command
     "What installs the library of a module where this Python finds it, in a version that Elleci works with"
     from importlib.metadata import PackageNotFoundError, requires
-    # Each part of `backports` is a library of its own.
-    library = name if name.startswith('backports.') else name.split('.')[0].replace('_', '-')
+    library = _root(name).replace('_', '-')
     try: requirements = requires('elleci') or ()
     except PackageNotFoundError: requirements = ()
     ours = [r for r in requirements if re.match(f'{re.escape(library)}(?![A-Za-z0-9._-])', r)]
