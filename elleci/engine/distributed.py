@@ -26,8 +26,11 @@ def _run_rank(rank, n, folder, answer, timeout, f, args):
     # Threads don't survive a fork, so we don't start any.
     torch.set_num_threads(1)
     try:
-        file = f'file://{folder}/rendezvous'
-        dist.init_process_group('gloo', file, timeout, n, rank)
+        store = dist.FileStore(f'{folder}/rendezvous', n)
+        dist.init_process_group('gloo', store=store, timeout=timeout, world_size=n, rank=rank)
+        # A rank that has ended while another still connects would take that one's connection along.
+        store.set(f'connected/{rank}', '')
+        store.wait([f'connected/{other}' for other in range(n)], timeout)
         result = True, f(*args)
     except BaseException as e:
         result = False, ''.join(traceback.format_exception(e))

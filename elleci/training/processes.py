@@ -195,11 +195,12 @@ def join_ranks():
     n, timeout = int(os.environ.get('WORLD_SIZE', '1')), rank_timeout()
     if n < 2: return
     try: _join_group(n, timeout)
-    except dist.DistError as e:
+    except RuntimeError as e:
         why = str(e).partition('\n')[0]
         raise UserError(
-            f'This rank waited {timeout.total_seconds():g} s for the others of {n} ({why}): look for the '
-            'first error in what they have printed; if they only begin late, set ELLECI_RANK_TIMEOUT.'
+            f'This rank waited up to {timeout.total_seconds():g} s for the others of {n}, in vain ({why}): '
+            'look for the first error in what they have printed; if they only begin late, set '
+            'ELLECI_RANK_TIMEOUT.'
         ) from e
 
 
