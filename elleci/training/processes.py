@@ -198,8 +198,8 @@ def join_ranks():
     except RuntimeError as e:
         why = str(e).partition('\n')[0]
         raise UserError(
-            f'This rank waited up to {timeout.total_seconds():g} s for the others of {n}, in vain ({why}): '
-            'look for the first error in what they have printed; if they only begin late, set '
+            f'This rank could not join the group of {n} within {timeout.total_seconds():g} s ({why}): look '
+            'for the first error in what the others have printed; if they only begin late, set '
             'ELLECI_RANK_TIMEOUT.'
         ) from e
 
