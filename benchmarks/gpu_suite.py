@@ -6,7 +6,8 @@
     python benchmarks/gpu_suite.py --dry    toy sizes on the CPU; nothing is kept
 
 What must travel: elleci, benchmarks, data, and .gpu_cache, which git ignores. `--pack` prints how large it
-is, and run twice, that it had nothing to compile. It takes mamba-ssm along where that is installed.
+is, and run twice, that it had nothing to compile. It takes mamba-ssm and Liger's kernels along where they
+are installed.
 
 The parts stand in `PARTS`, in the order of their worth. Each runs in a process of its own and is stopped
 after its seconds, so that what one breaks or takes is not lost to the others. Each row is a line of the
@@ -82,7 +83,7 @@ def run_part(a):
     torch, has_triton = sys.modules.get('torch'), 'triton' in sys.modules and not a.dry
     stamp = told['stamp'] | dict(part=a.part)
     if torch and torch.cuda.is_available(): stamp['hardware'] = torch.cuda.get_device_name()
-    ctx = Context(a.dry, told['limit'], a.absent, told['machine'])
+    ctx = Context(a.dry, told['limit'], a.absent, told['machine'], a.out.parent)
     counts = kernel_cache.count_compilations() if has_triton else {}
     with kernel_cache.absent_card(CAPABILITY) if a.absent else contextlib.nullcontext():
         for r in part_rows(run, ctx, counts): write_row(a.out, stamp | r)
@@ -184,9 +185,10 @@ def pack(a):
     kernel_cache.CACHE.mkdir(exist_ok=True)
     kernel_cache.settle()
     site, counted = kernel_cache.CACHE/'site', {}
-    for name in ('mamba_ssm', 'einops'):
+    for name in ('mamba_ssm', 'einops', 'liger_kernel'):
         spec = importlib.util.find_spec(name)
-        if spec and not (site/name).exists(): shutil.copytree(Path(spec.origin).parent, site/name)
+        if not spec or (site/name).exists(): continue
+        shutil.copytree(Path(spec.origin).parent, site/name, ignore=shutil.ignore_patterns('__pycache__'))
     with tempfile.TemporaryDirectory() as folder:
         a.absent, a.out = True, Path(folder)/'rows'
         a.env = dict(TRITON_INTERPRET='0', CUDA_VISIBLE_DEVICES='', OMP_NUM_THREADS='1')

@@ -78,11 +78,11 @@ def workspaces():
     blocks = (b for s in torch.cuda.memory_snapshot() for b in s['blocks'])
     return [b['size'] for b in blocks if b['state'] == 'active_allocated']
 
-def recorded(model_cfg, train, folder):
-    "The allocator's own history of two steps, replayed by ours"
+def history(run):
+    "The allocator's own history of `run()`, in the schema that `check_trace` reads"
     torch.cuda.memory._record_memory_history(max_entries=10**6, stacks='python', context=None)
     try:
-        train_steps(model_cfg, train)
+        run()
         snapshot = torch.cuda.memory._snapshot()
     finally: torch.cuda.memory._record_memory_history(enabled=None)
     letters = {
@@ -108,9 +108,15 @@ def recorded(model_cfg, train, folder):
         )
         for s in snapshot['segments']
     ]
+    return dict(schema='cuda allocator trace', settings={}, events=events, segments=segments)
+
+def write_history(run, path):
+    with gzip.open(path, 'wt') as f: json.dump(history(run), f)
+
+def recorded(model_cfg, train, folder):
+    "The allocator's own history of two steps, replayed by ours"
     path = Path(folder)/'trace.json.gz'
-    with gzip.open(path, 'wt') as f:
-        json.dump(dict(schema='cuda allocator trace', settings={}, events=events, segments=segments), f)
+    write_history(lambda: train_steps(model_cfg, train), path)
     return {k: v for k, v in check_trace(path).items() if isinstance(v, int)}
 
 def compare(model_cfg, train, taken):

@@ -12,6 +12,7 @@ from elleci.engine.layer_major import make_engine, make_model
 from elleci.optim.optimizers import make_optimizer
 from elleci.planning.account import account
 from elleci.planning.step_time import Machine, step_flops, step_time
+from gpu.account import write_history
 from gpu.bench import free, note, row
 from gpu.step_time import MAJOR, TOY, TRAIN
 
@@ -121,6 +122,40 @@ def measured_steps(ctx, name, model, train, card_bytes, n):
     fell, least = losses[0] - statistics.fmean(losses[-3:]), None if ctx.dry else .05
     yield row(f'{name}: loss, from {losses[0]:.3f}, fell by', fell, 'nats', least, head=True)
     yield from speed(ctx, name, model, train, statistics.median(took[1:] or took))
+    if ctx.dry or ctx.left < 4*took[-1] + 8: return
+    # Later, so that they slow none of the steps above.
+    path = ctx.folder/f'gpu-{name.replace(",", "").replace(" ", "-")}-trace.json.gz'
+    for look in (profiled, lambda *a: traced(*a, path)):
+        try: yield from look(name, engine, next(source))
+        except Exception as e: yield note(f'{name}: {type(e).__name__}: {str(e)[:300]}')
+
+def profiled(name, engine, micro, most=60):
+    "Another step under torch's profiler: the card's seconds by kernel, and how long it had nothing to do"
+    with torch.autograd.profiler.profile(use_device='cuda', use_cpu=False, use_kineto=True) as p:
+        engine.step(micro)
+        torch.cuda.synchronize()
+    spent, spans = {}, []
+    for e in p.kineto_results.events():
+        if 'CUDA' not in str(e.device_type()): continue
+        kernel, start, ns = e.name(), e.start_ns(), e.duration_ns()
+        n, sum_ns = spent.get(kernel, (0, 0))
+        spent[kernel] = n + 1, sum_ns + ns
+        # Copies over the link run beside the kernels.
+        if not kernel.startswith('Mem'): spans.append((start, start + ns))
+    busy, until = 0, 0
+    for start, end in sorted(spans):
+        busy += max(0, end - max(start, until))
+        until = max(until, end)
+    kernels = [[k[:120], n, ns/1e9] for k, (n, ns) in sorted(spent.items(), key=lambda x: -x[1][1])]
+    whole = (max(e for _, e in spans) - min(s for s, _ in spans))/1e9
+    rest = sum(s for _, _, s in kernels[most:])
+    more = dict(whole=whole, launches=len(spans), kernels=kernels[:most], rest=rest, head=True)
+    yield row(f'{name}: kernels run, in a step of {whole:.3f} s under the profiler', busy/1e9, 's', **more)
+
+def traced(name, engine, micro, path):
+    "Another step's allocations, in the order in which torch's allocator saw them, in a file of their own"
+    write_history(lambda: engine.step(micro), path)
+    yield note(f'{name}: allocations of a step in {path.name}')
 
 def peaks(ctx, name, predicted):
     "Measured since `from_nothing` against the account's"

@@ -1,6 +1,7 @@
 "What a part of gpu_suite.py is told, and the rows that it gives back: a line of JSON each, on disk at once."
 import datetime, json, math, os, time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 @dataclass
 class Context:
@@ -10,6 +11,7 @@ class Context:
     absent:bool = False   # full sizes, on a card that is not there: see `gpu.absent_card`
     # what the part `machine` found: bandwidth (B/s), flops (/s in bf16), the rates of `step_time`
     machine:dict = field(default_factory=dict)
+    folder:Path = Path()  # where the result is written, and what belongs to it
     began:float = field(default_factory=time.monotonic)
     @property
     def device(self):
