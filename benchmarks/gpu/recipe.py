@@ -72,6 +72,8 @@ def from_nothing(ctx):
 
 SMALL = replace(TOY, ternary=True), replace(TRAIN, batch_size=1, seq_len=128)
 
+HOST_BOUND = dict(batch_size=1, seq_len=64)
+
 def workspaces(ctx):
     "Bytes of the blocks that remain when a small training is over: what the libraries keep"
     if ctx.dry: return []
@@ -86,7 +88,8 @@ def steps_under(ctx, name, model, train, card_bytes, n):
     if not ctx.absent: return measured_steps(ctx, name, model, train, card_bytes, n)
     # At the sizes of a card that is not there, the account's rehearsal is the step.
     small, way = SMALL
-    for m, t in ((small, way), (small, replace(way, **MAJOR)), (model, train)): account(m, t)
+    whole = (model, train), (model, replace(train, **HOST_BOUND))
+    for m, t in ((small, way), (small, replace(way, **MAJOR)), *whole): account(m, t)
     return []
 
 def measured_steps(ctx, name, model, train, card_bytes, n):
@@ -100,7 +103,7 @@ def measured_steps(ctx, name, model, train, card_bytes, n):
         from_nothing(ctx)
         cap(ctx, card_bytes)
         for k in range(n):
-            if k > 1 and ctx.left < 1.3*took[-1] + 3:
+            if k > 1 and ctx.left < 9*took[-1] + 15:
                 yield note(f'{name}: {n - k} of {n} steps were cut for time', cut=True)
                 break
             s, result = seconds(ctx, engine, next(source))
@@ -122,14 +125,15 @@ def measured_steps(ctx, name, model, train, card_bytes, n):
     fell, least = losses[0] - statistics.fmean(losses[-3:]), None if ctx.dry else .05
     yield row(f'{name}: loss, from {losses[0]:.3f}, fell by', fell, 'nats', least, head=True)
     yield from speed(ctx, name, model, train, statistics.median(took[1:] or took))
-    if ctx.dry or ctx.left < 4*took[-1] + 8: return
+    if ctx.dry: return
     # Later, so that they slow none of the steps above.
-    path = ctx.folder/f'gpu-{name.replace(",", "").replace(" ", "-")}-trace.json.gz'
-    for look in (profiled, lambda *a: traced(*a, path)):
-        try: yield from look(name, engine, next(source))
-        except Exception as e: yield note(f'{name}: {type(e).__name__}: {str(e)[:300]}')
+    for look in (profiled, host_bound, traced):
+        if ctx.left < 3*took[-1] + 5: return
+        if look is traced: engine = None
+        try: yield from look(ctx, name, engine, model, train, next(source))
+        except Exception as e: yield note(f'{name}: {look.__name__}: {type(e).__name__}: {str(e)[:300]}')
 
-def profiled(name, engine, micro, most=60):
+def profiled(ctx, name, engine, model, train, micro, most=60):
     "Another step under torch's profiler: the card's seconds by kernel, and how long it had nothing to do"
     with torch.autograd.profiler.profile(use_device='cuda', use_cpu=False, use_kineto=True) as p:
         engine.step(micro)
@@ -152,10 +156,22 @@ def profiled(name, engine, micro, most=60):
     more = dict(whole=whole, launches=len(spans), kernels=kernels[:most], rest=rest, head=True)
     yield row(f'{name}: kernels run, in a step of {whole:.3f} s under the profiler', busy/1e9, 's', **more)
 
-def traced(name, engine, micro, path):
-    "Another step's allocations, in the order in which torch's allocator saw them, in a file of their own"
-    write_history(lambda: engine.step(micro), path)
-    yield note(f'{name}: allocations of a step in {path.name}')
+def host_bound(ctx, name, engine, model, train, micro):
+    "A step of as many operators and hardly any data: the seconds that Python and the launches take"
+    source = text_batches(ctx, replace(train, **HOST_BOUND))
+    took = [seconds(ctx, engine, next(source))[0] for _ in range(3)]
+    yield row(f'{name}: a step of as many operators on 64 tokens each', min(took), 's', took=took, head=True)
+
+def traced(ctx, name, _, model, train, micro):
+    "What torch's allocator does from nothing through two steps, in a file of its own"
+    path = ctx.folder/f'gpu-{name.replace(",", "").replace(" ", "-")}-trace.json.gz'
+    def train_anew():
+        again = engine_for(ctx, model, train)
+        from_nothing(ctx)
+        for _ in range(2): again.step(micro)
+    free()
+    write_history(train_anew, path)
+    yield note(f'{name}: allocations of two steps in {path.name}')
 
 def peaks(ctx, name, predicted):
     "Measured since `from_nothing` against the account's"
@@ -195,6 +211,11 @@ def speed(ctx, name, model, train, s):
 
 def resident(ctx):
     yield from steps_under(ctx, 'resident', *recipe(ctx), 12*GiB, 5 if ctx.dry else 20)
+
+def rows(ctx):
+    "As many tokens in a few large micro-batches: the host has time, and the card decides"
+    model, train = recipe(ctx, **({} if ctx.dry else dict(batch_size=32, grad_accum_steps=2)))
+    yield from steps_under(ctx, '32 rows at a time', model, train, 60*GiB, 3 if ctx.dry else 8)
 
 def streamed(ctx):
     yield from steps_under(ctx, 'streamed', *recipe(ctx, **STREAMED), 3*GiB, 3 if ctx.dry else 8)
