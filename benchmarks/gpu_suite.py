@@ -2,18 +2,19 @@
 
     python benchmarks/gpu_suite.py --pack   first, anywhere, with the Triton and Python of the machine with
                                             the card: compile all kernels into .gpu_cache; again after changes
-    python benchmarks/gpu_suite.py          there; [--only ssd,tiles] [--most SECONDS] [--out FILE] [--commit NAME]
+    python benchmarks/gpu_suite.py          there; [--only ssd,tiles] [--most SECONDS] [--out FILE]
+                                            [--commit NAME]
     python benchmarks/gpu_suite.py --dry    toy sizes on the CPU; nothing is kept
 
 What must travel: elleci, benchmarks, data, and .gpu_cache, which git ignores. `--pack` prints how large it
 is, and run twice, that it had nothing to compile. It takes mamba-ssm and Liger's kernels along where they
 are installed.
 
-The parts stand in `PARTS`, in the order of their worth. Each runs in a process of its own and is stopped
-after its seconds, so that what one breaks or takes is not lost to the others. Each row is a line of the
-result, data/results/gpu-<commit>.jsonl, on disk before the next is measured; a later call appends to it. The
-table at the end has the rows that matter most, and what failed. Exit code 1: a part broke, or a kernel
-computes something wrong. Targets that were missed are results.
+The parts stand in `PARTS`, in the order of their worth, and run in it or in that of --only. Each runs in a
+process of its own and is stopped after its seconds, so that what one breaks or takes is not lost to the
+others. Each row is a line of the result, data/results/gpu-<commit>.jsonl, on disk before the next is
+measured; a later call appends to it. The table at the end has the rows that matter most, and what failed.
+Exit code 1: a part broke, or a kernel computes something wrong. Targets that were missed are results.
 """
 import argparse, contextlib, importlib, json, os, shutil, signal, subprocess, sys, tempfile, time
 from pathlib import Path
@@ -243,7 +244,7 @@ def main(argv=None):
     only = a.only.split(',') if a.only else []
     if unknown := [n for n in only if n not in PARTS]:
         p.error(f'{unknown[0]!r} is no part: choose from {", ".join(PARTS)}.')
-    a.parts, a.names = PARTS, [n for n in PARTS if not only or n in only or n == 'machine']
+    a.parts, a.names = PARTS, ['machine', *(n for n in only or PARTS if n != 'machine')]
     a.commit, a.env = a.commit or commit(), {}
     if a.pack: sys.exit(pack(a))
     return run_all(a)

@@ -14,7 +14,7 @@ def variants(dry): # (Q, BP, warps, stages)
     if dry: return [(16, 16, 4, 1), (32, 16, 4, 2)]
     # 128 steps fit into no 4 warps
     return [
-        v for v in itertools.product((64, 32, 128), (64, 32), (4, 8), (1, 2)) if v[0] < 128 or v[2] > 4
+        v for v in itertools.product((64, 32, 128), (64, 32, 16), (4, 8), (1, 2)) if v[0] < 128 or v[2] > 4
     ]
 
 class Kernel:

@@ -28,7 +28,7 @@ class Machine:
     link_out:float      # B/s from the device to pinned host memory
     pageable:float = .4 # share of the link's speed that pageable host memory gets; assumed
     spill:float = 25e9  # B/s at which memory that the driver put into the host's is reached; recipe A's link
-    launch:float = 1e-5 # seconds of the host for each operator; assumed
+    launch:float = 3e-5 # seconds of the host for each operator; assumed
 
 # %% ../../nbs/63_step_time.ipynb #c9e1843a
 # Shares of the peaks: products and copies as we saw them on an H200, PCIe as in recipe A.
@@ -274,6 +274,8 @@ MATMUL_OPS = (
 NO_KERNEL_OPS = ('aten::empty', 'aten::new_empty')
 # They don't read what they write over.
 WRITE_ONLY_OPS = ('aten::copy_', 'aten::fill_', 'aten::zero_')
+# An operator of ours takes the host as long as three of PyTorch's: a wrapper and a launch in Python.
+OWN_LAUNCHES = 3
 # Kernels that walk their first argument twice.
 READ_TWICE_OPS = ('elleci::eigenstate_forward', 'elleci::eigenstate_backward')
 
@@ -294,7 +296,7 @@ def _written_args(func, args, kwargs):
 
 # %% ../../nbs/63_step_time_bytes.ipynb #88d1863e
 class Traffic(TorchDispatchMode):
-    "Counts what the operators within it read and write, products excepted, and how many are launched"
+    "Counts what the operators within it read and write, products excepted, and launches of the host"
     def __init__(self):
         super().__init__()
         self.bytes = self.launches = 0
@@ -308,7 +310,7 @@ class Traffic(TorchDispatchMode):
         storages_read = {t.untyped_storage()._cdata for t in read}
         created = [t for t in _unique_tensors(out) if t.untyped_storage()._cdata not in storages_read]
         if name.startswith(NO_KERNEL_OPS) or not (created or written): return out
-        self.launches += 1
+        self.launches += OWN_LAUNCHES if name.startswith('elleci::') else 1
         if name in WRITE_ONLY_OPS: read = [t for t in read if all(t is not w for w in written)]
         if not name.startswith(MATMUL_OPS): self.bytes += _bytes(read) + _bytes(created) + _bytes(written)
         if name in READ_TWICE_OPS: self.bytes += args[0].nbytes
@@ -618,6 +620,7 @@ def step_time(
     compute = _compute_seconds(model, train, m)
     # A mapped file is pageable memory, as long as the page cache has room for it.
     pageable = _link_bytes(model, train, ('pageable', 'disk'))
+    pinned_inputs = _link_bytes(model, train, ('pinned',))
     copies_overlap = train.engine == 'layer-major'
     terms, total = dict.fromkeys(TERMS, 0.), 0.
     for phase, moved in step_bytes(model, train).items():
@@ -633,7 +636,10 @@ def step_time(
         into, out = pageable[phase]
         waited = into/m.link_in + out/m.link_out
         link = seconds['link in'] + seconds['link out'] - waited
-        total += (max(busy, link) if copies_overlap else busy + link) + waited/m.pageable
+        # What a layer's first micro-batch needs is not fetched ahead.
+        into, out = pinned_inputs[phase]
+        first = (into/m.link_in + out/m.link_out)/train.grad_accum_steps
+        total += (max(busy + first, link) if copies_overlap else busy + link) + waited/m.pageable
         # Pageable memory takes longer for its share.
         seconds['link in'] += into/m.link_in*(1/m.pageable - 1)
         seconds['link out'] += out/m.link_out*(1/m.pageable - 1)
@@ -643,6 +649,7 @@ def step_time(
 
 # %% ../../nbs/63_step_time_measured.ipynb #a89a9d9a
 import re, time
+from torch import nn
 from ..memory.measure import bandwidth
 
 # %% ../../nbs/63_step_time_measured.ipynb #c085e77f
@@ -691,18 +698,18 @@ def _matmul_rate(
     def product(): return torch._int_mm(a, a.T) if dtype == torch.int8 else a @ a
     return 2*n**3/_best_seconds(product, device)
 
-def _launch_seconds(
-    device:torch.device,
-    n:int=200, # operators in a row
-)->float: # seconds
-    "What the host takes to ask for one operator, forward or backward"
-    x, w = torch.zeros(8, device=device), torch.ones(8, device=device, requires_grad=True)
-    def chain():
-        y = x
-        for _ in range(n): y = y + w
+# Our steps against `_launch_seconds`' layers, see `tests/63_step_time`.
+STEP_LAUNCH = 1.5
+
+def _launch_seconds(device:torch.device)->float: # seconds
+    "What the host takes to ask for one operator of a training, with all that happens between two of them"
+    layers = [nn.TransformerEncoderLayer(64, 2, 128, 0., batch_first=True, device=device) for _ in range(4)]
+    x, model = torch.zeros(1, 16, 64, device=device, requires_grad=True), nn.Sequential(*layers)
+    def step():
+        with torch.autocast(device.type, torch.bfloat16): y = model(x)
         y.sum().backward()
-    # n sums, one sum of all, n gradients added up.
-    return _best_seconds(chain, device, wait=False)/(2*n + 1)
+    with Traffic() as counter: step()
+    return STEP_LAUNCH*_best_seconds(step, device, wait=False, repeats=10)/counter.launches
 
 class _Makers(TorchDispatchMode):
     "Counts the operators that make a tensor, as a rehearsal sees them"
