@@ -25,14 +25,14 @@ from gpu.rows import Context, note, read_rows, row, write_row
 
 # The parts, modules of the folder gpu or functions in them, with the seconds that each may take at most.
 PARTS = {
-    'machine': 30,           # the card; copy, products and link: the rates that the others are held against
-    'numerics': 75,          # every kernel against float64; documents bit by bit; the same bits twice
-    'recipe.resident': 170,  # twenty steps of elleci-1b5-12gib under 12 GiB, against the account
-    'recipe.rows': 60,       # the same tokens in larger micro-batches, where the card decides, not the host
+    'machine': 25,           # the card; copy, products and link: the rates that the others are held against
+    'numerics': 40,          # every kernel against float64; documents bit by bit; the same bits twice
+    'recipe.resident': 160,  # twenty steps of elleci-1b5-12gib under 12 GiB, against the account
+    'recipe.rows': 50,       # the same tokens in larger micro-batches: the card decides, not the host
     'recipe.streamed': 60,   # the same with weights and states in RAM, under 3 GiB
     'recipe.ordinary': 50,   # the ordinary step under 12 GiB, without ternary copies of all weights
     'account': 80,           # thirty configurations: peaks against the account; the allocator's history
-    'ssd': 60,               # the scan against mamba-ssm and chunked torch: time, floors, peak memory
+    'ssd': 40,               # the scan against mamba-ssm and chunked torch: time, floors, peak memory
     'loss': 40,              # linear cross-entropy against Liger's (where installed) and torch's
     'bitnet': 45,            # ternary layers against bf16 ones; packed weights at batch one
     'attention': 30,         # documents in one launch against a mask, T from 1k to 32k

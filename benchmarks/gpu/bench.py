@@ -71,7 +71,7 @@ class Stopwatch:
             2
             if not self.gpu
             else max(
-                7, min(60, int(1e3 * seconds / sum(2 * ms + 2 * host + 0.3 for ms, host in warm.values())))
+                7, min(60, int(1e3 * seconds / sum(2 * ms + 3 * host + 0.5 for ms, host in warm.values())))
             )
             if warm
             else 0
@@ -85,7 +85,8 @@ class Stopwatch:
                     taken[name].append(1e3*(time.perf_counter() - began))
                     continue
                 self.cache.zero_()
-                torch.cuda._sleep(int(self.cycles*min(20., 1.5*host + .05)))
+                # Half as much again was too little on a slow host: some of Python was in the figures.
+                torch.cuda._sleep(int(self.cycles*min(40., 3*host + .2)))
                 start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
                 start.record()
                 subjects[name]()

@@ -31,8 +31,8 @@ class Machine:
     launch:float = 3e-5 # seconds of the host for each operator; assumed
 
 # %% ../../nbs/63_step_time.ipynb #c9e1843a
-# Shares of the peaks: products and copies as we saw them on an H200, PCIe as in recipe A.
-REACHED_FRACTION = dict(matmul=785/989.4, memory=4.3/4.8, link=25/31.5)
+# Shares of the peaks: products and copies as we saw them on an H200, in int8 on an H100; PCIe as in recipe A.
+REACHED_FRACTION = dict(matmul=785/989.4, memory=4.3/4.8, link=25/31.5, int8=925/1979)
 
 def _machine(
     card:Card,
@@ -43,7 +43,7 @@ def _machine(
         card.key,
         matmul=1e12*card.half*REACHED_FRACTION['matmul'],
         fp32=1e12*card.fp32*REACHED_FRACTION['matmul'],
-        int8=1e12*card.int8*REACHED_FRACTION['matmul'],
+        int8=1e12*card.int8*REACHED_FRACTION['int8'],
         memory=1e9*card.memory_gb_s*REACHED_FRACTION['memory'],
         link_in=link_rate,
         link_out=link_rate,
@@ -649,7 +649,6 @@ def step_time(
 
 # %% ../../nbs/63_step_time_measured.ipynb #a89a9d9a
 import re, time
-from torch import nn
 from ..memory.measure import bandwidth
 
 # %% ../../nbs/63_step_time_measured.ipynb #c085e77f
@@ -698,7 +697,7 @@ def _matmul_rate(
     def product(): return torch._int_mm(a, a.T) if dtype == torch.int8 else a @ a
     return 2*n**3/_best_seconds(product, device)
 
-# Our steps against `_launch_seconds`' layers, see `tests/63_step_time`.
+# What a launch of our steps takes against one in the layers below, on one processor, kernels left out.
 STEP_LAUNCH = 1.5
 
 def _launch_seconds(device:torch.device)->float: # seconds
