@@ -73,7 +73,7 @@ class ReferenceAllocator:
     def __init__(self, capacity=None):
         self.capacity = capacity
         self.segments = []
-        self.end = 0            # the first address behind the last segment
+        self.lowest = 20*MiB << 22   # the address of the last segment
         self.n_sorted = 0       # holes that were sorted so far: the work that all requests took
 
     def malloc(self, nbytes, stream=0):
@@ -119,10 +119,9 @@ class ReferenceAllocator:
     def is_cut_off(self, small, rest): return rest >= 512 if small else rest > MiB
     def mapped_ranges(self, segment): return [(segment['base'], segment['base'] + segment['total'])]
     def place(self, nbytes):
-        "The address of a new segment; segments never touch"
-        base = self.end + 20*MiB
-        self.end = -(-(base + nbytes)//(20*MiB))*20*MiB
-        return base
+        "The address of a new segment, below the last one; segments never touch"
+        self.lowest -= -(-nbytes//(20*MiB))*20*MiB + 20*MiB
+        return self.lowest
 
 # %% ../../nbs/12_allocator.ipynb #9b6a889c
 class Block:
@@ -214,7 +213,7 @@ class CachingAllocator:
             raise UserError(f'capacity is {capacity!r}: give bytes, 0 or more, or None for no limit.')
         self.capacity = None if capacity is None else int(capacity)
         self.choose_address = choose_address or self._next_address
-        self.end = 0
+        self.lowest = 0
         self.pools = {}
         self.segment_heads = {}
         self.live = {}
@@ -274,9 +273,9 @@ class CachingAllocator:
         return self.pools.setdefault((small, stream), Pool(small, stream, page, rest))
 
     def _next_address(self, nbytes):
-        addr = self.end + self.LARGE_SEGMENT
-        self.end = -(-(addr + nbytes)//self.LARGE_SEGMENT)*self.LARGE_SEGMENT
-        return addr
+        page = self.LARGE_SEGMENT
+        self.lowest = (self.lowest or page << 22) - -(-nbytes//page)*page - page
+        return self.lowest
 
     def _round_size(self, nbytes): return -(-nbytes//self.ROUND)*self.ROUND
 
