@@ -600,6 +600,16 @@ def _attention_backward_cuda(g, q, *args, **kwargs):
     return [], [4*B*H*padded_T, 4*B*H*padded_T*padded_P]
 
 
+@declare_temporaries(aten.embedding_dense_backward.default, target='cuda')
+def _embedding_backward_cuda(g, indices, num_weights, *args, **kwargs):
+    "The tokens sorted, and partial sums in fp32: a row for each token that may occur, and for each ten"
+    n = indices.numel()
+    if n <= 3072: return [], []     # a kernel that needs no order
+    rows = n//10 + min(n, num_weights)
+    width = -(-g.shape[-1]//32)*32
+    return [8*n, 8*n], [8*n, 8*n, 8*n, 8*rows, max(4, g.itemsize)*rows*width]
+
+
 @declare_temporaries(aten.mm.default, target='cuda')
 @declare_temporaries(aten.mm.default, target='cpu')
 @declare_temporaries(aten.addmm.default, target='cuda')
