@@ -27,7 +27,7 @@ from gpu.rows import Context, note, read_rows, row, write_row
 PARTS = {
     'machine': 25,           # the card; copy, products and link: the rates that the others are held against
     'numerics': 40,          # every kernel against float64; documents bit by bit; the same bits twice
-    'recipe.resident': 160,  # twenty steps of elleci-1b5-12gib under 12 GiB, against the account
+    'recipe.resident': 170,  # twenty steps of elleci-1b5-12gib under 12 GiB, against the account
     'recipe.rows': 50,       # the same tokens in larger micro-batches: the card decides, not the host
     'recipe.streamed': 60,   # the same with weights and states in RAM, under 3 GiB
     'recipe.ordinary': 50,   # the ordinary step under 12 GiB, without ternary copies of all weights

@@ -103,7 +103,7 @@ def measured_steps(ctx, name, model, train, card_bytes, n):
         from_nothing(ctx)
         cap(ctx, card_bytes)
         for k in range(n):
-            if k > 1 and ctx.left < 9*took[-1] + 15:
+            if k > 1 and ctx.left < 1.3*took[-1] + 3:
                 yield note(f'{name}: {n - k} of {n} steps were cut for time', cut=True)
                 break
             s, result = seconds(ctx, engine, next(source))
@@ -126,7 +126,7 @@ def measured_steps(ctx, name, model, train, card_bytes, n):
     yield row(f'{name}: loss, from {losses[0]:.3f}, fell by', fell, 'nats', least, head=True)
     yield from speed(ctx, name, model, train, statistics.median(took[1:] or took))
     if ctx.dry: return
-    # Later, so that they slow none of the steps above.
+    # Later, so that they slow none of the steps above, and where there is time.
     for look in (profiled, host_bound, traced):
         if ctx.left < 3*took[-1] + 5: return
         if look is traced: engine = None

@@ -697,8 +697,8 @@ def _matmul_rate(
     def product(): return torch._int_mm(a, a.T) if dtype == torch.int8 else a @ a
     return 2*n**3/_best_seconds(product, device)
 
-# What a launch of our steps takes against one in the layers below, on one processor, kernels left out.
-STEP_LAUNCH = 1.5
+# What a launch of our steps takes against one in the layers below, see the record that follows.
+STEP_LAUNCH = 1.3
 
 def _launch_seconds(device:torch.device)->float: # seconds
     "What the host takes to ask for one operator of a training, with all that happens between two of them"
