@@ -57,8 +57,8 @@ def kinds():
         lean = preset('elleci-1b5-12gib', block_inputs_on='device').train
         train = replace(lean, **HOST_BOUND, grad_accum_steps=M)
         ordinary = replace(as_ordinary(train, 'none'), optimizer='adamw', precision='bf16')
-        name = f'{"ternary" if ternary else "plain"}, {"layer-major" if major else "ordinary"}, {M} × {pattern}'
-        yield name, model, train if major else ordinary
+        layers, engine = 'ternary' if ternary else 'plain', 'layer-major' if major else 'ordinary'
+        yield f'{layers}, {engine}, {M} × {pattern}', model, train if major else ordinary
 
 def seconds(model, train, repeats=8):
     "The fastest of some steps, after two that do not count"

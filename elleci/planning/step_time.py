@@ -697,7 +697,7 @@ def _matmul_rate(
     def product(): return torch._int_mm(a, a.T) if dtype == torch.int8 else a @ a
     return 2*n**3/_best_seconds(product, device)
 
-# What a launch of our steps takes against one in the layers below, see the record that follows.
+# What a launch of our steps takes against one in the layers below: a record follows.
 STEP_LAUNCH = 1.3
 
 def _launch_seconds(device:torch.device)->float: # seconds
