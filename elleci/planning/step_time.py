@@ -637,8 +637,8 @@ def step_time(
         waited = into/m.link_in + out/m.link_out
         link = seconds['link in'] + seconds['link out'] - waited
         # What a layer's first micro-batch needs is not fetched ahead.
-        into, out = pinned_inputs[phase]
-        first = (into/m.link_in + out/m.link_out)/train.grad_accum_steps
+        first_in, first_out = pinned_inputs[phase]
+        first = (first_in/m.link_in + first_out/m.link_out)/train.grad_accum_steps
         total += (max(busy + first, link) if copies_overlap else busy + link) + waited/m.pageable
         # Pageable memory takes longer for its share.
         seconds['link in'] += into/m.link_in*(1/m.pageable - 1)
