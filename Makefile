@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 HERE := --no-build-isolation --use-pep517 -e
 
-.PHONY: train test test-long test-browser lab bench bench-cpu bench-gpu readme lock clean
+.PHONY: train test test-changed test-long test-browser mutants pins lab bench bench-cpu bench-gpu readme lock clean
 
 train: .venv/run  ## a trained model, from nothing
 	$(BIN)/elleci_train --preset elleci-tiny --out runs/elleci-tiny --resume
@@ -13,7 +13,18 @@ train: .venv/run  ## a trained model, from nothing
 test: .venv/dev   ## every check, on this working tree
 	$(BIN)/python .ci/checks.py
 
-test-long: .venv/dev  ## what takes longer: more kills; the newest Transformers on PyPI; three trainings, kept in data/results
+test-changed: .venv/dev  ## the checks that reach something that has changed since they last passed
+	$(BIN)/python .ci/checks.py --changed
+
+pins: .venv/dev   ## what a change that only moves code leaves as it is: losses, accounts, plans, shards, flags, names
+	$(BIN)/python .ci/pins.py
+
+mutants: .venv/dev  ## what the checks are worth: plausible mistakes, planted one by one; some hours on two cores
+	@$(PIP) coverage
+	$(BIN)/python .ci/mutants.py --reach
+	$(BIN)/python .ci/mutants.py
+
+test-long: .venv/dev  ## every cell, more kills; the newest Transformers on PyPI; three trainings, kept in data/results
 	ELLECI_LONG=1 $(BIN)/python .ci/checks.py
 	$(BIN)/python benchmarks/tiny.py --seeds 3
 

@@ -1,32 +1,22 @@
 "Every check of this repository, on the working tree; the last line is `N passed, N failed`."
-import atexit, compileall, functools, gc, importlib.metadata, json, multiprocessing, os, re
+import atexit, functools, hashlib, importlib.metadata, json, os, re
 import shutil, signal, subprocess, sys, tempfile, threading, time
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing import forkserver
 from pathlib import Path
-from unittest import mock
 from packaging.requirements import Requirement
 from packaging.version import Version
 import clocks
 from course import check_course  # noqa: F401
-from imports import check_imports  # noqa: F401
-from interpreter import speed_up_interpreter
+from imports import all_imports, check_imports, lessons, targets  # noqa: F401
 from lines import check_lines  # noqa: F401
+from mutants import problems, read_mutants
+from notebook import LONG, ROOT, Patience, environment, ready, run_notebook
 
-ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
-# A hang must not take the rest along. What is limited is the CPU time that a notebook and all its processes
-# take, which does not depend on what else the machine is doing; and, for one that waits for ever, the time
-# in which they take next to none.
-CPU_LIMIT = 600                                        # seconds; the longest takes about 80
-IDLE_LIMIT = 300                                       # seconds in which less than one of CPU time was taken
-WALL_LIMIT = 3600                                      # seconds; for what only pretends to be busy
 # Each has one thread (two OpenMP teams on two cores spin against each other), and waits an eighth of its
 # time, for disks and for processes that it has started: one more than there are cores keeps them busy.
 WORKERS = min(3, (os.cpu_count() or 1) + 1)
 
-def environment():
-    return {**os.environ, 'PATH': f"{BIN}{os.pathsep}{os.environ['PATH']}", 'PYTHONDONTWRITEBYTECODE': '1'}
 def run(*cmd, cwd=ROOT, timeout=3600, env=None):
     "Output of a command; raises with its last lines if it fails. The timeout is for hangs, not for slowness"
     full = {**environment(), **(env or {})}
@@ -101,7 +91,7 @@ def check_kernels():
     ]
     assert len(found) >= 2, found
     env = {**CACHE, 'OMP_NUM_THREADS': '1', 'TRITON_INTERPRET': '0'}
-    which = ('', '', '') if os.environ.get('ELLECI_LONG') else (RARE, AGAIN, SAMPLE)
+    which = ('', '', '') if LONG else (RARE, AGAIN, SAMPLE)
     names = [f'elleci.kernels.{p.stem}' for p in found]
     said = run(
         sys.executable, '-W', 'ignore', '-c', COMPILE, *which, REFUSED, *names, env=env
@@ -167,6 +157,16 @@ def check_clean_and_export():
         shutil.rmtree(folder/'elleci')
         run('nbdev_export', cwd=folder)
         unchanged(folder, 'nbdev_export')
+
+def check_pins():
+    "Seeded losses, accounts, plans, shards, flags and names are those of data/pins"
+    sample = [] if LONG else ['--sample']
+    print(run(sys.executable, '-W', 'ignore', '.ci/pins.py', *sample).strip(), flush=True)
+
+def check_mutants():
+    "Each mutant of .ci/mutants.toml can still be planted"
+    lost = list(problems(read_mutants()))
+    assert not lost, '\n'.join(lost)
 
 def check_readme():
     "README.md is what nbs/index.ipynb says"
@@ -258,7 +258,7 @@ def check_alone():
     "Every module imports in a process that can import nothing but torch, numpy and what they need"
     # `check_imports` knows that no module needs one above it. In a process of its own each comes with
     # `make test-long`, which also finds what only works because another module was imported before.
-    how = 'each' if os.environ.get('ELLECI_LONG') else 'together'
+    how = 'each' if LONG else 'together'
     run(sys.executable, '-c', ALONE, how, *modules(), cwd=tempfile.gettempdir())
 
 PLANTED = [
@@ -382,7 +382,7 @@ def check_readme_commands():
             assert len(said.splitlines()) == sum(not l.startswith('source ') for l in lines), (
                 f'not found after:\n{block}\n{said}'
             )
-            if os.environ.get('ELLECI_LONG') and 'elleci_' in block:
+            if LONG and 'elleci_' in block:
                 said = readme_block(block, tmp)
                 assert block != first or shown.strip() in said, f'README shows another output of\n{block}'
 
@@ -551,96 +551,12 @@ def check_last_line():
             agrees = (said, ended.returncode != 0) == (last, bool(failed))
             assert agrees, f'{code} ended with {said!r} and {ended.returncode}'
 
-FORKS = multiprocessing.get_context('forkserver')
-def ready():
-    "Start a process that has imported what all notebooks import, and nothing of ours; each runs in a fork"
-    # No process that is started here writes bytecode: without this, each would compile the package again.
-    compileall.compile_dir(ROOT/'elleci', quiet=2)
-    FORKS.set_forkserver_preload(
-        [
-            'nbdev.test',
-            'torch',
-            'torch._dynamo',
-            'triton',
-            'matplotlib.pyplot',
-            'tokenizers',
-            'safetensors.torch',
-        ]
-    )
-    env = {'TRITON_INTERPRET': '1', 'OMP_NUM_THREADS': '1', 'MPLBACKEND': 'agg', **CACHE}
-    with mock.patch.dict(os.environ, {**environment(), **env}): forkserver.ensure_running()
-
-def in_fork(path, out, ended, first):
-    "What `nbdev_test` does with one notebook, in a process and a process group of its own"
-    os.setsid()
-    # what is imported by now is no garbage: it need not be looked through
-    gc.freeze()
-    said = os.open(out, os.O_WRONLY | os.O_CREAT)
-    os.dup2(said, 1)
-    os.dup2(said, 2)
-    speed_up_interpreter()
-    sys.path[:] = [*first, *(p for p in sys.path if p != str(ROOT/'.ci'))]
-    from nbdev.config import get_config
-    from nbdev.test import test_nb
-    os.chdir(ROOT)
-    ok, _ = test_nb(path, skip_flags=get_config().tst_flags.split(), basepath=ROOT)
-    ended.send((ok, sum(os.times()[:4])))
-
-TICK = os.sysconf('SC_CLK_TCK')
-def cpu_seconds(group):
-    "CPU time of the living processes of a process group, and of their children that have ended"
-    total = 0
-    for stat in Path('/proc').glob('[0-9]*/stat'):
-        try: fields = stat.read_text(errors='replace').rpartition(')')[2].split()
-        except OSError: continue                               # it has just ended
-        if int(fields[2]) == group: total += sum(map(int, fields[11:15]))
-    return total/TICK
-
-class Patience:
-    "Ask again and again: an `AssertionError` once too much CPU time was taken, or for too long none"
-    def __init__(self, group, cpu_limit, idle_limit, wall_limit):
-        self.group = group
-        self.cpu_limit = cpu_limit
-        self.idle_limit = idle_limit
-        self.wall_limit = wall_limit
-        self.began = self.moved_at = time.monotonic()
-        self.moved = 0.
-
-    def __call__(self):
-        used, now = cpu_seconds(self.group), time.monotonic()
-        assert used < self.cpu_limit, f'no end after {used:.0f} s of CPU time'
-        # less, where a process has ended
-        if abs(used - self.moved) >= 1: self.moved, self.moved_at = used, now
-        idle, wall = now - self.moved_at, now - self.began
-        assert idle < self.idle_limit, f'no end: {idle:.0f} s went by and nothing was computed'
-        assert wall < self.wall_limit, f'no end after {wall:.0f} s'
-
-def limits():
-    "Limits of CPU time, of silence and of time for a notebook, in seconds"
-    longer = 10 if os.environ.get('ELLECI_LONG') else 1
-    return CPU_LIMIT*longer, IDLE_LIMIT*longer, WALL_LIMIT*longer
-
 def check_notebook(path, first=()):
     # CPU seconds of a notebook and of the processes that it has waited for; `first`: where it looks for
     # packages first. Without a docstring, since a function that has one is a check of its own.
-    with tempfile.TemporaryDirectory() as tmp:
-        end, ended = FORKS.Pipe(False)
-        p = FORKS.Process(target=in_fork, args=(path, out := Path(tmp)/'out', ended, first))
-        p.start()
-        ended.close()
-        patience = Patience(p.pid, *limits())
-        try:
-            while not end.poll(1): patience()
-            try: ok, used = end.recv()
-            except EOFError: ok = False                        # it died without a word
-            assert ok, (
-                '\n'.join(out.read_text(errors='replace').splitlines()[-40:]) or 'it died without a word'
-            )
-            p.join(60)
-        finally:
-            try: os.killpg(p.pid, signal.SIGKILL)              # with all that it has started
-            except ProcessLookupError: pass
-    return used
+    ran = run_notebook(path, first=first)
+    assert not ran.error, ran.error
+    return ran.seconds
 
 def install_newest(library, folder):
     "Install a library's newest release into a folder, and what it lacks; its version, None where we have it"
@@ -666,6 +582,40 @@ def newest_transformers():
         tests = [ROOT/'nbs'/'tests'/f'77_{name}.ipynb' for name in ('export', 'transformers')]
         return sum(check_notebook(p, [folder]) for p in tests)
 
+PASSED = ROOT/'.venv'/'passed.json'      # {check: what it reached when it last passed}
+
+@functools.cache
+def digest(path): return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ''
+
+def tree_of(*patterns):
+    found = sorted({p for pattern in patterns for p in ROOT.glob(pattern)})
+    return [f'{p.relative_to(ROOT)} {digest(p)}' for p in found if p.suffix not in ('.pyc', '.ipynb')]
+
+@functools.cache
+def importing():
+    "{module: the modules that it imports, directly or not}"
+    found = {m: set() for m in modules()}
+    for i in all_imports(lessons(ROOT/'nbs')): found[i.source].add(i.target)
+    for middle in found:
+        for m in found:
+            if middle in found[m]: found[m] |= found[middle]
+    return found
+
+def reached(path=None):
+    "A checksum of all that a notebook reaches by its imports; of the whole tree, for another check"
+    if path is None: parts = [*tree_of('elleci/**/*', '.ci/*', 'data/**/*', '*'), *map(digest, notebooks())]
+    else:
+        source = '\n'.join(python_of(s) for kind, s, _ in cells(path) if kind == 'code')
+        known = importing()
+        # what starts processes, or imports by name, may reach anything
+        anything = re.search(r'subprocess|elleci_|import_module', source)
+        direct = known if anything else {*targets(source, '', known)}
+        used = set(direct).union(*(known.get(m, ()) for m in direct))
+        files = [m.replace('.', '/') for m in sorted(used)]
+        shared = '.ci/[ni]*.py', 'data/**/*', 'constraints.txt'
+        parts = [digest(path), *tree_of(*(f'{f}.py' for f in files), *shared)]
+    return hashlib.sha256('\n'.join([*parts, str(LONG)]).encode()).hexdigest()
+
 def attempt(name, check):
     began, used = time.time(), None
     try:
@@ -674,20 +624,29 @@ def attempt(name, check):
     except Exception as e: ok, why = False, '\n' + re.sub('^', '    ', f'{type(e).__name__}: {e}', flags=re.M)
     computed = '' if used is None else f', {used:.1f} s of CPU'
     print(f"{'ok  ' if ok else 'FAIL'} {time.time() - began:5.1f} s  {name}{computed}{why}", flush=True)
-    return ok
+    return ok, used or 0.
 
 def main():
     ready()
-    checks = sorted(
-        ((c.__doc__, c) for n, c in globals().items() if n.startswith('check_') and c.__doc__),
-        key=lambda c: c[1] is not check_kernels,
-    )
-    if os.environ.get('ELLECI_LONG'): checks.append((newest_transformers.__doc__, newest_transformers))
-    # so that both workers end together
+    checks = [(c.__doc__, c, None) for n, c in globals().items() if n.startswith('check_') and c.__doc__]
+    # first what takes long and waits for nobody, so that all workers end together
+    checks.sort(key=lambda c: c[1] not in (check_kernels, check_pins))
+    if LONG: checks.append((newest_transformers.__doc__, newest_transformers, None))
     longest_first = sorted(notebooks(), key=lambda p: 'tests' in p.parts)[::-1]
-    checks += [(str(p.relative_to(ROOT)), lambda p=p: check_notebook(p)) for p in longest_first]
-    with ThreadPoolExecutor(WORKERS) as pool: results = list(pool.map(lambda c: attempt(*c), checks))
-    print(f'\n{sum(results)} passed, {len(results) - sum(results)} failed')     # whatever was said before
-    return 0 if all(results) else 1
+    checks += [(str(p.relative_to(ROOT)), lambda p=p: check_notebook(p), p) for p in longest_first]
+    passed = json.loads(PASSED.read_text()) if PASSED.exists() else {}
+    now = {name: reached(path) for name, _, path in checks}
+    if '--changed' in sys.argv[1:]:
+        left = [c for c in checks if passed.get(c[0]) != now[c[0]]]
+        print(f'{len(checks) - len(left)} checks reach nothing that has changed since they passed')
+        checks = left
+    with ThreadPoolExecutor(WORKERS) as pool: results = list(pool.map(lambda c: attempt(*c[:2]), checks))
+    for (name, *_), (ok, _) in zip(checks, results): passed[name] = now[name] if ok else ''
+    PASSED.write_text(json.dumps(passed))
+    failed = sum(not ok for ok, _ in results)
+    computed = sum(used for _, used in results) + sum(os.times()[:4])
+    print(f'\n{computed:.0f} s of CPU')
+    print(f'{len(results) - failed} passed, {failed} failed')     # whatever was said before
+    return 1 if failed else 0
 
 if __name__ == '__main__': sys.exit(main())

@@ -52,7 +52,7 @@ def clean_on_save(model, path, contents_manager, **kwargs):
     if before is not None:
         notebook['metadata'] = json.loads(json.dumps(before['metadata']))
         if not os.environ.get('ELLECI_NEW_OUTPUTS'): keep_committed(notebook, before)
-    clean_nb(notebook, allowed_cell_metadata_keys=['jupyter'])
+    clean_nb(notebook, allowed_cell_metadata_keys=['jupyter', 'slow', 'varies'])
 
 if 'get_config' in globals():                          # read by Jupyter, not imported by a check
     from elleci.commands import idle_threads_sleep
