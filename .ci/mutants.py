@@ -18,6 +18,7 @@ from notebook import PRELOADED, ROOT, cells_of, environment, is_left_out, ready,
 MUTANTS = ROOT/'.ci'/'mutants.toml'
 REACH = ROOT/'.venv'/'reach.json'
 WORKERS = 2
+QUICK = 12
 ORDER = 'names', 'flags', 'closed_forms', 'accounts', 'plans', 'shards', 'seeded'
 
 def notebooks(root=ROOT):
@@ -121,7 +122,8 @@ def order_of(mutant, reach, files):
     running = [n for n, r in reach.items() if at & set(r['lines'].get(mutant['module'], ()))]
     if not running: running = [n for n, r in reach.items() if mutant['module'] in r['lines']]
     def how_likely(name):
-        near = 0 if name == own else 1 if Path(name).name.split('_')[0] == number else 2
+        same = Path(name).name.split('_')[0] == number
+        near = 0 if name == own else 1 if same else 2 if name.startswith('tests') else 3
         return near, reach[name]['seconds']
     return sorted({own, *running} & set(reach), key=how_likely)
 
@@ -149,14 +151,16 @@ def try_notebooks(copy, names, flags, reach):
 
 def is_slow(cell): return is_left_out(cell, {'slow'}) and not is_left_out(cell, ())
 
-def judge(copy, mutant, reach, files, long_too=True):
+def judge(copy, mutant, reach, files, quick=False, all_cells=False):
     "Which check notices a mutant: a row of the matrix"
-    names, before = order_of(mutant, reach, files), copy.plant(mutant, files)
+    names = order_of(mutant, reach, files)[:QUICK if quick else None]
+    before = copy.plant(mutant, files)
     try:
-        killer, said, seconds = try_notebooks(copy, names, {'gpu', 'slow'}, reach)
+        flags = {'gpu'} if all_cells else {'gpu', 'slow'}
+        killer, said, seconds = try_notebooks(copy, names, flags, reach)
         by = 'make test'
-        if not killer: killer, said = try_pins(copy)
-        if not killer and long_too:
+        if not killer and not quick: killer, said = try_pins(copy)
+        if not killer and not quick:
             by = 'make test-long'
             slow = [n for n in names if any(map(is_slow, cells_of(ROOT/'nbs'/n)))]
             killer, said, more = try_notebooks(copy, slow, {'gpu'}, reach)
@@ -173,7 +177,8 @@ def main():
     p.add_argument('--only', nargs='+')
     p.add_argument('--file', type=Path, help='another list of mutants')
     p.add_argument('--out', type=Path, help='where to write the rows, as they come')
-    p.add_argument('--no-long', action='store_true')
+    p.add_argument('--all-cells', action='store_true', help='slow cells too, at once')
+    p.add_argument('--quick', action='store_true', help=f'the {QUICK} likeliest notebooks alone')
     a = p.parse_args()
     if a.reach: return measure_reach()
     global MUTANTS
@@ -186,7 +191,7 @@ def main():
     copies, lock, rows = [Copy() for _ in range(WORKERS)], threading.Lock(), []
     def one(mutant):
         with lock: copy = copies.pop()
-        try: row, said = judge(copy, mutant, reach, files, not a.no_long)
+        try: row, said = judge(copy, mutant, reach, files, a.quick, a.all_cells)
         except Exception as e:
             row, said = dict(name=mutant['name'], killed_by=f'PROBLEM {e!r}', in_=None, seconds=0), ''
         with lock:
