@@ -3,13 +3,14 @@ cell of its notebook and in the module, and the checks that run this line are ma
 
     python .ci/mutants.py --reach                which lines each notebook runs (needs `coverage`), once
     python .ci/mutants.py                        all mutants; data/results/mutants-<commit>.json
+    python .ci/mutants.py --resume               goes on where that was ended
     python .ci/mutants.py --only NAME …          some of them, and what was said
-    python .ci/mutants.py --check                that each can still be planted
+    python .ci/mutants.py --file MINE.toml       another list, and what was said
 
 Two rounds: the cells that `make test` runs, and its pins; then, for what survives, the cells that only
 `make test-long` runs.
 """
-import argparse, atexit, json, re, shutil, subprocess, sys, tempfile, threading, tomllib
+import argparse, atexit, datetime, json, os, re, shutil, subprocess, sys, tempfile, threading, tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from imports import exported
@@ -17,6 +18,7 @@ from notebook import PRELOADED, ROOT, cells_of, environment, is_left_out, ready,
 
 MUTANTS = ROOT/'.ci'/'mutants.toml'
 REACH = ROOT/'.venv'/'reach.json'
+ROWS = ROOT/'.venv'/'mutants.jsonl'
 WORKERS = 2
 QUICK = 12
 ORDER = 'names', 'flags', 'closed_forms', 'accounts', 'plans', 'shards', 'seeded'
@@ -26,7 +28,7 @@ def notebooks(root=ROOT):
 
 def name_of(path, root=ROOT): return str(path.relative_to(root/'nbs'))
 
-def read_mutants(): return tomllib.loads(MUTANTS.read_text(encoding='utf-8'))['mutant']
+def read_mutants(file=MUTANTS): return tomllib.loads(file.read_text(encoding='utf-8'))['mutant']
 
 def module_path(mutant, root=ROOT): return root/'elleci'/f"{mutant['module'].replace('.', '/')}.py"
 
@@ -151,13 +153,12 @@ def try_notebooks(copy, names, flags, reach):
 
 def is_slow(cell): return is_left_out(cell, {'slow'}) and not is_left_out(cell, ())
 
-def judge(copy, mutant, reach, files, quick=False, all_cells=False):
+def judge(copy, mutant, reach, files, quick=False):
     "Which check notices a mutant: a row of the matrix"
     names = order_of(mutant, reach, files)[:QUICK if quick else None]
     before = copy.plant(mutant, files)
     try:
-        flags = {'gpu'} if all_cells else {'gpu', 'slow'}
-        killer, said, seconds = try_notebooks(copy, names, flags, reach)
+        killer, said, seconds = try_notebooks(copy, names, {'gpu', 'slow'}, reach)
         by = 'make test'
         if not killer and not quick: killer, said = try_pins(copy)
         if not killer and not quick:
@@ -167,40 +168,62 @@ def judge(copy, mutant, reach, files, quick=False, all_cells=False):
             seconds += more
     finally:
         for path, content in before.items(): path.write_bytes(content)
-    row = dict(name=mutant['name'], module=mutant['module'], why=mutant['why'], reached_by=len(names))
-    return row | dict(killed_by=killer, in_=by if killer else None, seconds=round(seconds, 1)), said
+    row = {k: mutant[k] for k in ('name', 'module', 'why', 'survives') if k in mutant}
+    row['reached_by'] = len(names)
+    return row | dict(killed_by=killer, by=by if killer else None, seconds=round(seconds, 1)), said
+
+def write_record(rows):
+    "Keep the matrix in data/results"
+    def git(*args): return subprocess.check_output(['git', *args], cwd=ROOT, text=True).strip()
+    dirty = '-dirty' if git('status', '--porcelain', '--', '.', ':!data/results') else ''
+    [cpu, *_] = re.findall(r'^model name\s*: (.*)', Path('/proc/cpuinfo').read_text(), re.M) or ['unknown']
+    now = datetime.datetime.now(datetime.timezone.utc).strftime('%Y-%m-%d %H:%M UTC')
+    hardware = f'{os.cpu_count()} CPU cores ({cpu})'
+    commit = git('rev-parse', '--short=12', 'HEAD') + dirty
+    record = dict(commit=commit, hardware=hardware, date=now, rows=rows)
+    path = ROOT/'data'/'results'/f"mutants-{record['commit']}.json"
+    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + '\n', encoding='utf-8')
+
+def summary(rows):
+    "How many each of the two commands notices, and what neither does"
+    killed = [sum(r['by'] == by for r in rows) for by in ('make test', 'make test-long')]
+    alive = [r for r in rows if not r['killed_by']]
+    lines = [f"  {r['name']}: {r.get('survives') or r['why']}" for r in alive]
+    first = f'{len(rows)} mutants: make test notices {killed[0]}, make test-long {killed[1]} more'
+    return '\n'.join([first, *lines])
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument('--reach', action='store_true')
-    p.add_argument('--check', action='store_true')
+    p.add_argument('--resume', action='store_true')
     p.add_argument('--only', nargs='+')
-    p.add_argument('--file', type=Path, help='another list of mutants')
-    p.add_argument('--out', type=Path, help='where to write the rows, as they come')
-    p.add_argument('--all-cells', action='store_true', help='slow cells too, at once')
+    p.add_argument('--file', type=Path, default=MUTANTS)
     p.add_argument('--quick', action='store_true', help=f'the {QUICK} likeliest notebooks alone')
     a = p.parse_args()
     if a.reach: return measure_reach()
-    global MUTANTS
-    MUTANTS = a.file or MUTANTS
-    mutants = [m for m in read_mutants() if not a.only or m['name'] in a.only]
+    mutants = [m for m in read_mutants(a.file) if not a.only or m['name'] in a.only]
     if lost := list(problems(mutants)): return '\n'.join(lost)
-    if a.check: return
+    whole = not a.only and a.file == MUTANTS
+    rows = [json.loads(l) for l in ROWS.read_text().splitlines()] if a.resume and ROWS.exists() else []
+    if whole and not a.resume: ROWS.unlink(missing_ok=True)
+    known = {m['name'] for m in mutants}
+    rows = [r for r in rows if r['name'] in known]
+    left = [m for m in mutants if m['name'] not in {r['name'] for r in rows}]
     reach, files = json.loads(REACH.read_text()), sources()
-    ready()
-    copies, lock, rows = [Copy() for _ in range(WORKERS)], threading.Lock(), []
+    ready(PRELOADED)    # nothing of ours: each has a package of its own
+    copies, lock = [Copy() for _ in range(WORKERS)], threading.Lock()
     def one(mutant):
         with lock: copy = copies.pop()
-        try: row, said = judge(copy, mutant, reach, files, a.quick, a.all_cells)
-        except Exception as e:
-            row, said = dict(name=mutant['name'], killed_by=f'PROBLEM {e!r}', in_=None, seconds=0), ''
+        row, said = judge(copy, mutant, reach, files, a.quick)
         with lock:
             copies.append(copy)
             rows.append(row)
             print(f"{row['name']:40} {row['seconds']:6.1f} s  {row['killed_by'] or 'SURVIVES'}", flush=True)
-            if a.only: print(said[-1500:])
-            if a.out:
-                with open(a.out, 'a') as f: f.write(json.dumps(row | dict(said=said[-300:])) + '\n')
-    with ThreadPoolExecutor(WORKERS) as pool: list(pool.map(one, mutants))
+            if not whole: return print(said[-1500:])
+            with open(ROWS, 'a') as f: f.write(json.dumps(row) + '\n')
+    with ThreadPoolExecutor(WORKERS) as pool: list(pool.map(one, left))
+    print(summary(rows))
+    order = [m['name'] for m in mutants]
+    if whole and not a.quick: write_record(sorted(rows, key=lambda r: order.index(r['name'])))
 
 if __name__ == '__main__': sys.exit(main())

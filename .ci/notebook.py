@@ -129,6 +129,7 @@ def in_fork(path, root, first, flags, end, out, cover):
     said = os.open(out, os.O_WRONLY | os.O_CREAT)
     os.dup2(said, 1)
     os.dup2(said, 2)
+    os.environ['ELLECI_CHECK'] = out
     if root != ROOT: os.environ['PYTHONPATH'] = str(root)
     if cover:
         import coverage
@@ -155,6 +156,13 @@ def cpu_seconds(group):
         except OSError: continue                               # it has just ended
         if int(fields[2]) == group: total += sum(map(int, fields[11:15]))
     return total/TICK
+
+def end_all(group, mark):
+    "Kill a process group, and what it has started in groups of its own: it has `mark` in its environment"
+    for environ in Path('/proc').glob('[0-9]*/environ'):
+        with suppress(OSError):
+            if mark.encode() in environ.read_bytes(): os.kill(int(environ.parent.name), signal.SIGKILL)
+    with suppress(ProcessLookupError): os.killpg(group, signal.SIGKILL)
 
 class Patience:
     "Ask again and again: an `AssertionError` once too much CPU time was taken, or for too long none"
@@ -198,7 +206,7 @@ def run_notebook(path, root=ROOT, first=(), flags=SKIPPED, within=None, cover=''
     `first`: where it looks for packages first; `within`: limits, see `limits`; `cover`: file of coverage."""
     with tempfile.TemporaryDirectory() as tmp:
         end, ended = FORKS.Pipe(False)
-        out = Path(tmp)/'out'
+        out = f'{tmp}/out'
         p = FORKS.Process(target=in_fork, args=(path, root, first, flags, ended, out, cover))
         p.start()
         ended.close()
@@ -212,9 +220,8 @@ def run_notebook(path, root=ROOT, first=(), flags=SKIPPED, within=None, cover=''
         except AssertionError as e: error = str(e)
         except EOFError: error = 'it died without a word'
         finally:
-            # with all that it has started
-            with suppress(ProcessLookupError): os.killpg(p.pid, signal.SIGKILL)
-        if error: error = '\n'.join([*out.read_text(errors='replace').splitlines()[-40:], error])
+            end_all(p.pid, tmp)
+        if error: error = '\n'.join([*Path(out).read_text(errors='replace').splitlines()[-40:], error])
     return Ran(ran, used, error or what_is_wrong(path, ran))
 
 def renew(path, ran):

@@ -147,9 +147,9 @@ def flags():
 def modules(): return sorted(str(p.relative_to(ROOT)) for p in (ROOT/'elleci').rglob('*.py'))
 
 def names():
-    "What `import elleci` offers, and what notebooks, benchmarks and scripts import from its modules"
+    "What `import elleci` offers, and what lessons and references import from its modules"
     used = {}
-    for path in sorted((ROOT/'nbs').rglob('*.ipynb')):
+    for path in sorted((ROOT/'nbs').glob('*.ipynb')):
         cells = json.loads(path.read_text(encoding='utf-8'))['cells']
         for source in (''.join(c['source']) for c in cells if c['cell_type'] == 'code'):
             try: tree = ast.parse(source)
@@ -161,7 +161,7 @@ def names():
     return dict(elleci=list(elleci.__all__), modules={m: sorted(used[m]) for m in sorted(used)})
 
 # What `make test` compares, where all would take too long
-SAMPLE = dict(plans=CARDS[1:2], seeded=PATTERNS[-1:])
+SAMPLE = dict(plans=(), seeded=PATTERNS[-1:])
 MADE = dict(names=names, flags=flags, closed_forms=closed_forms, accounts=accounts, plans=plans,
             shards=shards, seeded=seeded)
 
