@@ -50,11 +50,14 @@ class Ran(NamedTuple):
     error: str         # '' where all is well, else what to print
 
 def environment():
-    "Of every check: one thread, kernels interpreted, no bytecode written, no window"
-    bin_folder = Path(sys.executable).parent
-    own = {'PATH': f"{bin_folder}{os.pathsep}{os.environ['PATH']}", 'PYTHONDONTWRITEBYTECODE': '1'}
+    "Of every check: our commands are found, and no bytecode is written"
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, 'PATH': path, 'PYTHONDONTWRITEBYTECODE': '1'}
+
+def of_notebooks():
+    "And of every notebook: one thread, kernels interpreted, no window"
     kernels = {'TRITON_INTERPRET': '1', 'TRITON_CACHE_DIR': str(ROOT/'.venv'/'triton')}
-    return {**os.environ, **own, **kernels, 'OMP_NUM_THREADS': '1', 'MPLBACKEND': 'agg', 'IN_TEST': '1'}
+    return {**environment(), **kernels, 'OMP_NUM_THREADS': '1', 'MPLBACKEND': 'agg', 'IN_TEST': '1'}
 
 def our_modules():
     "The package, but for what acts as soon as it is imported"
@@ -67,7 +70,7 @@ def ready(preloaded=None):
     # No process that is started here writes bytecode: without this, each would compile the package again.
     compileall.compile_dir(ROOT/'elleci', quiet=2)
     FORKS.set_forkserver_preload(preloaded)
-    with mock.patch.dict(os.environ, environment()): forkserver.ensure_running()
+    with mock.patch.dict(os.environ, of_notebooks()): forkserver.ensure_running()
 
 def draw_nothing():
     "A figure that is shown is a dot: drawing takes a tenth of the time of all checks, and nobody looks"
