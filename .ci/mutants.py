@@ -1,5 +1,5 @@
 """What the checks are worth: each plausible mistake of .ci/mutants.toml is planted in a copy, in the exported
-cell of its notebook and in the module, and the checks that run this line are made until one of them fails.
+cell of its notebook and in the module, and the checks that run its module are made until one of them fails.
 
     python .ci/mutants.py --reach                which lines each notebook runs (needs `coverage`), once
     python .ci/mutants.py                        all mutants; data/results/mutants-<commit>.json
@@ -114,20 +114,20 @@ def lines_of(folder, prefix):
     return {module: sorted(found) for module, found in lines.items() if found}
 
 def order_of(mutant, reach, files):
-    "The notebooks that run a mutant's line, those that are likely to notice it first"
+    "The notebooks that run a mutant's module, those that are likely to notice it first"
     text = module_path(mutant).read_text(encoding='utf-8')
     first = text[:text.index(mutant['find'])].count('\n') + 1
     at = set(range(first, first + mutant['find'].count('\n') + 1))
     # A line within a statement of several lines counts where any line near it does.
     own = next(places(mutant, files))[0]
     number = Path(own).name.split('_')[0]
-    running = [n for n, r in reach.items() if at & set(r['lines'].get(mutant['module'], ()))]
-    if not running: running = [n for n, r in reach.items() if mutant['module'] in r['lines']]
+    lines = {n: set(r['lines'].get(mutant['module'], ())) for n, r in reach.items()}
     def how_likely(name):
         same = Path(name).name.split('_')[0] == number
-        near = 0 if name == own else 1 if same else 2 if name.startswith('tests') else 3
-        return near, reach[name]['seconds']
-    return sorted({own, *running} & set(reach), key=how_likely)
+        # What runs in a forked process isn't seen, so those that run the module at all come last.
+        near = 0 if name == own else 1 if same else 2 if at & lines[name] else 3
+        return near, not name.startswith('tests'), reach[name]['seconds']
+    return sorted((n for n in lines if lines[n] or n == own), key=how_likely)
 
 def try_pins(copy, names=ORDER):
     "The first pin that differs, and what was said"
@@ -169,7 +169,6 @@ def judge(copy, mutant, reach, files, quick=False):
     finally:
         for path, content in before.items(): path.write_bytes(content)
     row = {k: mutant[k] for k in ('name', 'module', 'why', 'survives') if k in mutant}
-    row['reached_by'] = len(names)
     return row | dict(killed_by=killer, by=by if killer else None, seconds=round(seconds, 1)), said
 
 def write_record(rows):
