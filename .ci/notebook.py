@@ -55,9 +55,10 @@ def environment():
     return {**os.environ, 'PATH': path, 'PYTHONDONTWRITEBYTECODE': '1'}
 
 def of_notebooks():
-    "And of every notebook: one thread, kernels interpreted, no window"
+    "And of every notebook: one thread, kernels interpreted, no window, sets in one order"
     kernels = {'TRITON_INTERPRET': '1', 'TRITON_CACHE_DIR': str(ROOT/'.venv'/'triton')}
-    return {**environment(), **kernels, 'OMP_NUM_THREADS': '1', 'MPLBACKEND': 'agg', 'IN_TEST': '1'}
+    same = {'OMP_NUM_THREADS': '1', 'PYTHONHASHSEED': '0'}
+    return {**environment(), **kernels, **same, 'MPLBACKEND': 'agg', 'IN_TEST': '1'}
 
 def our_modules():
     "The package, but for what acts as soon as it is imported"

@@ -8,13 +8,14 @@
 Losses are compared to the last bit on the kind of processor that wrote them, and to a thousandth on another.
 """
 import ast, atexit, dataclasses, functools, importlib, inspect, io, itertools, json, os, shutil, signal, sys
-import tempfile, time, zlib
+import tempfile, threading, time, zlib
 os.environ['OMP_NUM_THREADS'] = '1'    # sums in one order
 from configparser import ConfigParser
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 import torch
 from safetensors.torch import load_file
+from tqdm import tqdm
 import elleci
 from elleci.config import PRESETS, preset
 from elleci.core import UserError, type_and_range
@@ -91,6 +92,7 @@ def killed_and_resumed(config, out):
     "Train in a process that is killed after its twentieth step, then go on"
     child = os.fork()
     if not child:
+        tqdm.set_lock(threading.RLock())    # else it may die with the lock that we share
         quiet(elleci_train, config=config, data=str(tokens()), out=str(out))
         os._exit(0)
     metrics = out/'metrics.jsonl'

@@ -136,16 +136,18 @@ class RunEvents:
         pairs = zip(_decode_steps(lines), lines)
         for is_step, group in itertools.groupby(pairs, lambda pair: pair[0] is not None):
             rows, raw = zip(*group)
-            if is_step: self._add_steps(rows, raw[-1])
+            # The quick decoder passes over unknown fields, whatever is in them.
+            last = decode_events(raw[-1:])[0] if is_step else []
+            if last: self._add_steps(rows, *last)
             else:
                 events, bad = decode_events(raw)
                 for event in events: self._add_event(event)
                 skipped += bad
         return skipped
 
-    def _add_steps(self, rows, last_line):
+    def _add_steps(self, rows, last_step):
         for name, column in self.columns.items(): column.extend(map(operator.attrgetter(name), rows))
-        self.last_step = decode_events([last_line])[0][0]
+        self.last_step = last_step
 
     def _add_event(self, row):
         if row.get('resumed') is True: self._roll_back(row['step'])

@@ -144,6 +144,8 @@ def autocast(
     "Matmuls in bf16 or fp16, if that is the precision; weights stay as they are"
     if precision not in AUTOCAST_DTYPES:
         return contextlib.nullcontext()
+    # Within another autocast, even one that is off, PyTorch still has casts of the last step's weights.
+    torch.clear_autocast_cache()
     return torch.autocast(autocast_device(device), AUTOCAST_DTYPES[precision])
 
 # %% ../../nbs/60_grad_accum.ipynb #d34ef9c2

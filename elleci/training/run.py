@@ -1191,7 +1191,9 @@ def _default_torch_state():
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
-        for kind in ('cpu', 'cuda'): stack.enter_context(torch.autocast(kind, enabled=False))
+        for kind in ('cpu', 'cuda'):
+            # Within any autocast, PyTorch keeps each step's casts of weights until it ends.
+            if torch.is_autocast_enabled(kind): stack.enter_context(torch.autocast(kind, enabled=False))
         if torch.get_default_device() != torch.device('cpu'): stack.enter_context(torch.device('cpu'))
         stack.callback(torch.set_default_dtype, dtype)
         torch.set_default_dtype(torch.float32)
