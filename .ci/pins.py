@@ -49,7 +49,7 @@ def engines():
         changed = other[c.train.engine] | (dict(precision='bf16') if c.train.precision == 'fp16' else {})
         yield f"{name}, {changed['engine']}", c.model, dataclasses.replace(c.train, **changed)
 
-def accounts():
+def accounts(chosen=None):
     "What `elleci_memory --json` says of every preset, both engines and three cards, but for the settings"
     def sizes(model, train, name):
         a, rows = account(model, train, name=name), {}
@@ -60,7 +60,8 @@ def accounts():
         # what all cards share stands once
         shared = {k: v for k, v in rows[CARDS[0]].items() if all(r[k] == v for r in rows.values())}
         return shared | {c: {k: v for k, v in r.items() if k not in shared} for c, r in rows.items()}
-    return {name: or_refused(sizes, model, train, name) for name, model, train in engines()}
+    wanted = [e for e in engines() if chosen is None or e[0] in chosen]
+    return {name: or_refused(sizes, model, train, name) for name, model, train in wanted}
 
 def closed_forms():
     "Parameters, ledger, peaks by phase and the planner's estimate"
@@ -163,7 +164,7 @@ def names():
     return dict(elleci=list(elleci.__all__), modules={m: sorted(used[m]) for m in sorted(used)})
 
 # What `make test` compares, where all would take too long
-SAMPLE = dict(plans=(), seeded=PATTERNS[-1:])
+SAMPLE = dict(plans=(), accounts=[*PRESETS], seeded=PATTERNS[-1:])
 MADE = dict(names=names, flags=flags, closed_forms=closed_forms, accounts=accounts, plans=plans,
             shards=shards, seeded=seeded)
 
@@ -184,7 +185,7 @@ def nearly(old, new):
 
 def sampled(old, name):
     "The part of a pin that a sample has"
-    if name == 'plans': return {k: old[k] for k in SAMPLE[name]}
+    if name != 'seeded': return {k: old[k] for k in SAMPLE[name]}
     chosen = [n for n in old['runs'] if n.split(', ')[-1] in (*SAMPLE[name], 'killed and resumed')]
     return old | dict(runs={n: old['runs'][n] for n in chosen})
 

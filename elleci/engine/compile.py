@@ -62,7 +62,7 @@ def compile_failure(
 
 # %% ../../nbs/59_compile.ipynb #3e9b5997
 class CompiledForward:
-    "A block's `forward`: compiled where gradients are recorded, eager elsewhere and after a failure"
+    "A block's `forward`: compiled where gradients are recorded, eager elsewhere, and where that has failed"
     def __init__(self,
         block:nn.Module, # its `forward` is about to be replaced by this
         group,           # the `CompiledBlocks`
@@ -70,42 +70,53 @@ class CompiledForward:
     ):
         self.eager = block.forward
         self.group = group
+        self.works = False      # whether it has been compiled
         self.compiled = torch.compile(self.eager, fullgraph=True, dynamic=False, **options)
 
     def __call__(self, *args, **kwargs):
         # A dispatch mode counts single operators, so it has to see them.
         watched = _get_current_dispatch_mode() is not None
-        if self.group.failure or watched or not torch.is_grad_enabled(): return self.eager(*args, **kwargs)
+        without = self.group.failure and not self.works
+        if without or watched or not torch.is_grad_enabled(): return self.eager(*args, **kwargs)
         try:
-            with _compiler_settings(): return self.compiled(*args, **kwargs)
-        except _compile_errors() as e: self.group.fall_back(e)
+            with _compiler_settings(): y = self.compiled(*args, **kwargs)
+            self.works = True
+            return y
+        except _compile_errors() as e:
+            self.works = False
+            self.group.fall_back(e)
         return self.eager(*args, **kwargs)
 
 # %% ../../nbs/59_compile.ipynb #02f7b02f
 class CompiledBlocks:
-    "The blocks of a model, compiled one by one; all go on eagerly once one cannot be"
+    "The blocks of a model, compiled one by one until one cannot be"
     def __init__(self,
         model:nn.Module, # an `Elleci`; the `forward` of its blocks is replaced
         mode:str,        # of `torch.compile`: 'default', 'reduce-overhead' or 'max-autotune'
-        on_failure:Callable=print, # called once, with a sentence, if the blocks cannot be compiled
+        on_failure:Callable=print, # called once, with a sentence, if a block cannot be compiled
         backend:str|Callable='inductor', # of `torch.compile`
     ):
         self.mode = mode
         self.blocks = model.blocks
-        self.failure = ''       # why the blocks run eagerly; empty while they do not
+        self.failure = ''       # why some blocks run eagerly; empty while none does
         self.on_failure = on_failure
         options = dict(backend=backend) | (dict(mode=mode) if backend == 'inductor' else {})
         for block in model.blocks: block.forward = CompiledForward(block, self, **options)
 
     def fall_back(self, error):
         "Go on without"
+        if self.failure: return
         self.failure = compile_failure(error)
+        where = 'for some blocks' if self.any_works() else 'here'
         self.on_failure(
-            f"compile = '{self.mode}' does not work here, the training goes on without: {self.failure}"
+            f"compile = '{self.mode}' does not work {where}, the training goes on without: {self.failure}"
         )
 
+    def any_works(self): return any(block.forward.works for block in self.blocks)
+
     @property
-    def uses_cuda_graphs(self): return self.mode in ('reduce-overhead', 'max-autotune') and not self.failure
+    def uses_cuda_graphs(self):
+        return self.mode in ('reduce-overhead', 'max-autotune') and (not self.failure or self.any_works())
 
     def begin_micro_batch(self):
         """Before the forward pass: results of the last replay may be written over. Gradients have memory of
