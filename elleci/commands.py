@@ -46,9 +46,9 @@ def _run(
     function:str, # in that module: reads `sys.argv`
 )->int: # the exit code
     "Prepare the process, import a command, and run it"
-    idle_threads_sleep(os.environ)
     before = signal.getsignal(signal.SIGINT)
     _exit_on_interrupt(name)
+    idle_threads_sleep(os.environ)
     command = getattr(import_module(module), function)
     try:
         signal.signal(signal.SIGINT, before)
