@@ -32,10 +32,14 @@ def _compiler_settings():
     finally: logging.disable(disabled_before)
 
 # %% ../../nbs/59_compile.ipynb #8708ffc4
-def _compile_errors(): # a tuple of exceptions
-    "What torch.compile raises where it cannot compile; imported late, since it takes seconds"
+def _compiler_error(
+    error:Exception,
+): # an exception of torch.compile; None where the block itself has failed
+    "Why a block could not be compiled; what is imported takes seconds, so late"
     from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
-    return TorchDynamoException, FailOnRecompileLimitHit
+    # Where tracing ends within a context manager, PyTorch complains of what that has left.
+    if isinstance(error, AssertionError): error = error.__context__
+    return error if isinstance(error, (TorchDynamoException, FailOnRecompileLimitHit)) else None
 
 # %% ../../nbs/59_compile.ipynb #376512bc
 # What is found in an error, and what that means in words.
@@ -82,9 +86,11 @@ class CompiledForward:
             with _compiler_settings(): y = self.compiled(*args, **kwargs)
             self.works = True
             return y
-        except _compile_errors() as e:
+        except Exception as e:
+            error = _compiler_error(e)
+            if error is None: raise
             self.works = False
-            self.group.fall_back(e)
+            self.group.fall_back(error)
         return self.eager(*args, **kwargs)
 
 # %% ../../nbs/59_compile.ipynb #02f7b02f
