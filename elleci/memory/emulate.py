@@ -589,6 +589,13 @@ def _safe_softmax_cpu(x, dim, dtype=None):
     return [], [x.numel(), x.numel()//x.shape[dim]]
 
 
+@declare_temporaries(aten.logsumexp.default, target='cuda')
+@declare_temporaries(aten.logsumexp.default, target='cpu')
+def _logsumexp(x, dim, keepdim=False):
+    "The largest entries, and the exponentials of the differences from them"
+    return [x.amax(dim).numel()*x.itemsize, x.numel()*x.itemsize], []
+
+
 
 # %% ../../nbs/09_emulate.ipynb #8495ebff
 @declare_temporaries(aten._scaled_dot_product_flash_attention_backward.default, target='cuda')
