@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from ..config import TrainConfig
+from ..core import autocast_device
 
 # %% ../../nbs/59_compile.ipynb #1c6e2626
 @contextlib.contextmanager
@@ -38,7 +39,7 @@ def _compiler_error(
     "Why a block could not be compiled; what is imported takes seconds, so late"
     from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
     # Where tracing ends within a context manager, PyTorch complains of what that has left.
-    if isinstance(error, AssertionError): error = error.__context__
+    if isinstance(error, AssertionError) and 'dynamo' in str(error): return error.__context__ or error
     return error if isinstance(error, (TorchDynamoException, FailOnRecompileLimitHit)) else None
 
 # %% ../../nbs/59_compile.ipynb #376512bc
@@ -82,6 +83,8 @@ class CompiledForward:
         watched = _get_current_dispatch_mode() is not None
         without = self.group.failure and not self.works
         if without or watched or not torch.is_grad_enabled(): return self.eager(*args, **kwargs)
+        kind = autocast_device(args[0].device)
+        autocast = torch.is_autocast_enabled(kind)
         try:
             with _compiler_settings(): y = self.compiled(*args, **kwargs)
             self.works = True
@@ -89,6 +92,7 @@ class CompiledForward:
         except Exception as e:
             error = _compiler_error(e)
             if error is None: raise
+            torch.set_autocast_enabled(kind, autocast)
             self.works = False
             self.group.fall_back(error)
         return self.eager(*args, **kwargs)

@@ -6,7 +6,7 @@
 __all__ = ['on_ranks', 'all_reduce_bytes', 'take_rows', 'LossModule', 'DataParallel']
 
 # %% ../../nbs/63_data_parallel.ipynb #74268241
-import importlib, multiprocessing, os, pickle, sys, tempfile, traceback, warnings
+import importlib, multiprocessing, os, pickle, sys, tempfile, threading, traceback, warnings
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import wait
@@ -25,6 +25,8 @@ def _run_rank(rank, n, folder, answer, timeout, f, args):
     "What a forked process does: join the group, call `f`, send its result, and be gone"
     # Threads don't survive a fork, so we don't start any.
     torch.set_num_threads(1)
+    # A lock that one of them held would never be free, nor would one that a rank takes along when it dies.
+    if 'tqdm' in sys.modules: sys.modules['tqdm'].tqdm.set_lock(threading.RLock())
     try:
         store = dist.FileStore(f'{folder}/rendezvous', n)
         dist.init_process_group('gloo', store=store, timeout=timeout, world_size=n, rank=rank)

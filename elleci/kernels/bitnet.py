@@ -221,7 +221,8 @@ def _int_matmul(
 )->Tensor: # (M, N) int32, or floats that hold the same integers
     "a @ b, exactly"
     is_fast = INT8_IS_FAST and effective_device_type(a) == 'cpu'
-    if is_fast and a.shape[1] > 1 and a.numel() and b.numel():
+    # Of a single column, torch.compile makes wrong numbers.
+    if is_fast and a.numel() and min(b.shape) > 1:
         return torch._int_mm(a.contiguous(), b if b.T.is_contiguous() else b.contiguous())
     dtype = torch.float32 if 127*a.shape[1] < 2**24 else torch.float64
     return a.to(dtype) @ b.to(dtype)
@@ -865,8 +866,9 @@ class _BitLinear(torch.autograd.Function):
         if ctx.int8_backward: weight_grad_fn, input_grad_fn = _weight_grad_int8, _input_grad_int8
         norm_backward = rms_norm_backward if backend == 'triton' else rms_norm_backward_torch
         grad_x = grad_w = grad_norm = None
+        # torch.compile can't follow the question of strides from within `full_precision`.
+        g = as_rows(g)
         with full_precision(g):
-            g = as_rows(g)
             if ctx.needs_input_grad[1]:
                 if q is None: q, sx, _ = _quantize(x, norm, rstd, 0., backend)
                 grad_w = weight_grad_fn(g, q, sx, ctx.w_dtype, seed, backend)

@@ -880,8 +880,8 @@ def _backward_dt_kernel(
     steps = q[:, None]*stride_dt_seqlen + h[None, :]*stride_dt_head
     dt_chunk = tl.load(dt + steps, inside, 0.).to(tl.float32)
     rate = tl.load(A + h, h < H, 0.).to(tl.float32)
-    # A step that leaves less than e^-17 of the state: its gradient is less than the sums' rounding.
-    dlog_a = tl.where(dt_chunk*rate[None, :] > -17., dlog_a, 0.)
+    # Of a step that leaves less than e^-25 of the state, the gradient is nothing but the sums' rounding.
+    dlog_a = tl.where(dt_chunk*rate[None, :] > -25., dlog_a, 0.)
     ddt_chunk += dlog_a*rate[None, :]
     tl.store(ddt + steps_and_heads, ddt_chunk.to(ddt.dtype.element_ty), inside)
     tl.store(dA + chunk_and_heads, tl.sum(dlog_a*dt_chunk, 0), h < H)
