@@ -646,6 +646,8 @@ def main():
     failed = sum(not ok for ok, _ in results)
     computed = sum(used for _, used in results) + sum(os.times()[:4])
     print(f'\n{computed:.0f} s of CPU')
+    for (name, *_), (ok, _) in zip(checks, results):
+        if not ok: print(f'failed: {name}')                         # above with its reason
     print(f'{len(results) - failed} passed, {failed} failed')     # whatever was said before
     return 1 if failed else 0
 
