@@ -313,6 +313,11 @@ def check_patience():
     with Loop(busy) as p: assert 'of CPU time' in ended(Patience(p.pid, 2, 3600, 3600))
     with Loop('import time; time.sleep(3600)') as p:
         assert 'nothing was computed' in ended(Patience(p.pid, 3600, 1, 3600))
+    cells = [dict(cell_type='code', source=s, metadata={}, outputs=[]) for s in ('1', 'while True: pass')]
+    with tempfile.TemporaryDirectory() as tmp:
+        path = Path(tmp)/'hangs.ipynb'
+        path.write_text(json.dumps(dict(cells=cells)))
+        assert 'in cell 1: no end' in (why := run_notebook(path, within=(2, 3600, 3600)).error), why
 
 def check_lock():
     "constraints.txt holds the version of every package that is installed, and nothing of the machine"

@@ -111,14 +111,15 @@ def cells_of(path):
     cells = json.loads(path.read_text(encoding='utf-8'))['cells']
     return [c | dict(source=''.join(c['source'])) for c in cells]
 
-def run_cells(path, flags):
-    "Run a notebook in this process, until a cell raises"
+def run_cells(path, flags, begins):
+    "Run a notebook in this process, until a cell raises; `begins` is told of each before it runs"
     from execnb.shell import CaptureShell
     os.chdir(path.parent)
     shell = CaptureShell(path)
     def used(): return sum(os.times()[:4])
     for i, cell in enumerate(cells_of(path)):
         if is_left_out(cell, flags): continue
+        begins(i)
         shell._cell_idx, began = i, used()    # for its traceback
         outputs = shell.run(cell['source'])
         error = shell.prettytb(fname=path) if shell.exc else ''
@@ -144,7 +145,7 @@ def in_fork(path, root, first, flags, end, out, cover):
     speed_up_interpreter()
     if path.name not in DRAWN: draw_nothing()
     sys.path[:] = [*first, str(root), *(p for p in sys.path if p != str(ROOT/'.ci'))]
-    ran = list(run_cells(path, flags))
+    ran = list(run_cells(path, flags, end.send))
     if cover:
         measured.stop()
         measured.save()
@@ -201,7 +202,9 @@ def what_is_wrong(path, ran):
     for cell in ran:
         if not is_stale(cells[cell.index], cell): continue
         pairs = [(a, b) for a, b in zip([*cell.stored, ''], [*cell.printed, '']) if a != b] or [('', 'more')]
-        lines.append(f'cell {cell.index} stores {pairs[0][0][:300]!r}, and prints {pairs[0][1][:300]!r}')
+        a, b = pairs[0]
+        same = max(len(os.path.commonprefix([a, b])) - 40, 0)
+        lines.append(f'cell {cell.index} stores {a[same:same + 300]!r}, and prints {b[same:same + 300]!r}')
     if lines: lines.append('renew what is stored: python .ci/notebook.py --renew, or let it vary (see there)')
     return '\n'.join(lines)
 
@@ -217,16 +220,20 @@ def run_notebook(path, root=ROOT, first=(), flags=SKIPPED, within=None, cover=''
         ended.close()
         patience = Patience(p.pid, *(within or limits()))
         ran, used, error = [], 0., ''
+        got = None    # the number of each cell as it begins, and in the end what became of them
         try:
-            while not end.poll(1): patience()
-            text, used = end.recv()
-            ran = [Cell(*row) for row in json.loads(text)]
+            while not isinstance(got, tuple):
+                while not end.poll(1): patience()
+                got = end.recv()
+            ran, used = [Cell(*row) for row in json.loads(got[0])], got[1]
             p.join(60)
         except AssertionError as e: error = str(e)
         except EOFError: error = 'it died without a word'
         finally:
             end_all(p.pid, tmp)
-        if error: error = '\n'.join([*Path(out).read_text(errors='replace').splitlines()[-40:], error])
+        if error:
+            said = Path(out).read_text(errors='replace').splitlines()[-40:]
+            error = '\n'.join([*said, f'in cell {got}: {error}'])
     return Ran(ran, used, error or what_is_wrong(path, ran))
 
 def renew(path, ran):
