@@ -85,9 +85,10 @@ def draw_nothing():
     Figure.savefig = savefig
 
 def printed(outputs):
-    "What outputs say in words: what went to stdout, then the text of each object that was displayed"
+    "What outputs say in words: what went to stdout, then the Markdown or text of each object displayed"
     streams = (o['text'] for o in outputs if o['output_type'] == 'stream' and o['name'] == 'stdout')
-    shown = (o['data'].get('text/plain', '') for o in outputs if 'data' in o)
+    texts = (o['data'] for o in outputs if 'data' in o)
+    shown = (data.get('text/markdown', data.get('text/plain', '')) for data in texts)
     return [''.join(map(''.join, streams)), *map(''.join, shown)]
 
 NUMBER = r'[-+]?\d[\d,.]*(e[-+]?\d+)?|[ █▏▎▍▌▋▊▉]+'   # and what pads it, or draws it
