@@ -6,6 +6,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.version import Version
 import clocks
+from budgets import check_budgets  # noqa: F401
 from course import check_course  # noqa: F401
 from imports import all_imports, check_imports, lessons, targets  # noqa: F401
 from lines import check_lines  # noqa: F401

@@ -5,9 +5,10 @@
     python .ci/pins.py names …    some of them alone
     python .ci/pins.py --sample   what `make test` compares
 
-Losses are compared to the last bit on the kind of processor that wrote them, and to a thousandth on another.
+Losses are compared to the last bit on a kind of processor that has written them (data/pins/seeded-*.json), and to
+a thousandth on another.
 """
-import ast, atexit, dataclasses, functools, importlib, inspect, io, itertools, json, os, shutil, signal, sys
+import ast, atexit, dataclasses, functools, importlib, inspect, io, itertools, json, os, re, shutil, signal, sys
 import tempfile, threading, time, zlib
 os.environ['OMP_NUM_THREADS'] = '1'    # sums in one order
 from configparser import ConfigParser
@@ -130,7 +131,19 @@ def seeded(patterns=PATTERNS):
             found[f'{engine}, {pattern}'] = figures(out)
         killed_and_resumed(config, out := Path(tmp)/'killed')
         found['killed and resumed'] = figures(out)
-    return dict(processor=torch.backends.cpu.get_cpu_capability(), torch=torch.__version__, runs=found)
+    return dict(processor=processor(), torch=torch.__version__, runs=found)
+
+def processor():
+    "Maker and instruction set: matrix products of two makers' processors are summed in another order"
+    info = Path('/proc/cpuinfo')
+    makers = re.findall(r'vendor_id\s*: (\S+)', info.read_text()) if info.exists() else []
+    return f"{(makers or ['unknown'])[0]}-{torch.backends.cpu.get_cpu_capability()}"
+
+def pinned_in(name):
+    "The file of a pin; where no processor like this one has written seeded losses, that of another"
+    if name != 'seeded': return PINS/f'{name}.json'
+    own, *others = PINS/f'seeded-{processor()}.json', *sorted(PINS.glob('seeded-*.json'))
+    return own if own.exists() else others[0]
 
 def flags():
     "Flag: type and default, of every console command"
@@ -192,10 +205,12 @@ def sampled(old, name):
 def main(chosen, write, sample):
     bad = []
     for name in chosen or MADE:
-        began, path, sampling = time.process_time(), PINS/f'{name}.json', sample and name in SAMPLE
+        began, sampling = time.process_time(), sample and name in SAMPLE
         now = json.loads(json.dumps(MADE[name](SAMPLE[name]) if sampling else MADE[name]()))
-        if write: path.write_text(json.dumps(now, indent=0, ensure_ascii=False) + '\n', encoding='utf-8')
-        old, how = json.loads(path.read_text(encoding='utf-8')), ''
+        if write:
+            path = PINS/(f'seeded-{processor()}.json' if name == 'seeded' else f'{name}.json')
+            path.write_text(json.dumps(now, indent=0, ensure_ascii=False) + '\n', encoding='utf-8')
+        old, how = json.loads(pinned_in(name).read_text(encoding='utf-8')), ''
         if sampling: old = sampled(old, name)
         if name == 'seeded' and (old['processor'], old['torch']) != (now['processor'], now['torch']):
             found = list(nearly(old, now))
