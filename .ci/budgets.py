@@ -1,9 +1,9 @@
 """What each room of the package weighs, in lines of code, beside what it may weigh.
 
-    python .ci/budgets.py        prints the table; exit code 1 where a room is above its budget by more than 5 %
+    python .ci/budgets.py        prints the table; exit code 1 where a room is more than 5 % above its budget
 
-A line of code is one that isn't blank, a comment, a docstring or part of `__all__`. So that a room does not get lighter
-by moving its code where nobody counts, the code beside the package is counted as well.
+A line of code is one that isn't blank, a comment, a docstring or part of `__all__`. So that a room does not
+get lighter by moving its code where nobody counts, the code beside the package is counted as well.
 """
 import ast, json, sys
 from pathlib import Path
@@ -56,7 +56,8 @@ def plain_lines(paths, comment='#'):
 
 def cell_lines(paths, exported=True):
     "Lines of code in notebooks' cells"
-    sources = (''.join(c['source']) for p in paths for c in json.loads(text(p))['cells'] if c['cell_type'] == 'code')
+    cells = (c for p in paths for c in json.loads(text(p))['cells'] if c['cell_type'] == 'code')
+    sources = (''.join(c['source']) for c in cells)
     kept = (s for s in sources if exported or '#| export' not in s)
     return sum(bool(l.strip()) and not l.strip().startswith('#') for s in kept for l in s.splitlines())
 
@@ -89,8 +90,8 @@ def check_budgets():
     rows = weighed()
     table = '\n'.join(f'     {place:28} {n:>7,} {most:>7,}' for place, n, most in rows)
     print(f'     {"lines of code":28} {"today":>7} {"at most":>7}\n{table}', flush=True)
-    too_heavy = above(rows)
-    assert not too_heavy, f'too heavy: {", ".join(too_heavy)}. See CONTRIBUTING.md, "What the budgets are for".'
+    too_heavy = ', '.join(above(rows))
+    assert not too_heavy, f'too heavy: {too_heavy}. See CONTRIBUTING.md, "What the budgets are for".'
 
 if __name__ == '__main__':
     try: check_budgets()

@@ -5,11 +5,11 @@
     python .ci/pins.py names …    some of them alone
     python .ci/pins.py --sample   what `make test` compares
 
-Losses are compared to the last bit on a kind of processor that has written them (data/pins/seeded-*.json), and to
-a thousandth on another.
+Losses are compared to the last bit on a kind of processor that has written them (data/pins/seeded-*.json),
+and to a thousandth on another.
 """
-import ast, atexit, dataclasses, functools, importlib, inspect, io, itertools, json, os, re, shutil, signal, sys
-import tempfile, threading, time, zlib
+import ast, atexit, dataclasses, functools, importlib, inspect, io, itertools, json, os, re, shutil, signal
+import sys, tempfile, threading, time, zlib
 os.environ['OMP_NUM_THREADS'] = '1'    # sums in one order
 from configparser import ConfigParser
 from contextlib import redirect_stderr, redirect_stdout
