@@ -17,11 +17,9 @@ from ..kernels.document_attention import document_attention
 from ..kernels.sparse_attention import check_sparse_backend, sparse_attention
 
 # %% ../../nbs/30_attention.ipynb #994defba
-def _pad_heads(
-    x:Tensor, # (B, T, H, P)
-    P:int,    # width wanted, at least x's
-)->Tensor: # (B, T, H, P)
+def _pad_heads(x:Tensor, P:int)->Tensor:
     "`x` with zeros appended to its heads; `x` itself where nothing is missing"
+    # x (B, T, H, P); gives (B, T, H, P)
     return x if x.shape[-1] == P else F.pad(x, (0, P - x.shape[-1]))
 
 # %% ../../nbs/30_attention.ipynb #c59b4d9e
@@ -44,13 +42,10 @@ def document_mask(
     return (queries[:, :, None] == doc_ids[:, None]).tril_(T - queries.shape[1])[:, None]
 
 # %% ../../nbs/30_attention.ipynb #f3d063df
-def _attention_mask(
-    seq_idx:Tensor|None, # (B, T) documents
-    Tq:int,              # queries: the last Tq positions
-    T:int,               # keys
-    device,              # where the mask is needed
-)->Tensor|None: # bool, broadcasts to (B, H, Tq, T); None where `is_causal` or no mask at all will do
+def _attention_mask(seq_idx:Tensor|None, Tq:int, T:int, device)->Tensor|None:
     "What the last `Tq` of `T` positions may see"
+    # seq_idx (B, T) documents; gives bool, broadcasts to (B, H, Tq, T); None where `is_causal` or no mask
+    # at all will do
     if seq_idx is not None: return document_mask(seq_idx, Tq)
     return torch.ones(Tq, T, dtype=torch.bool, device=device).tril_(T - Tq) if 1 < Tq < T else None
 

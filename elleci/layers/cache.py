@@ -209,10 +209,7 @@ class LayerCache:
         for t in self.entries.values(): t[:, self.length:] = 0
 
 # %% ../../nbs/22_cache.ipynb #acd748dd
-def _check_padding(
-    padding:Tensor|None, # tokens of left padding of each row
-    batch:int,           # rows
-):
+def _check_padding(padding:Tensor|None, batch:int):
     "Raise `UserError` unless padding is None or an int64 tensor (batch,) of counts"
     if padding is None: return
     if not isinstance(padding, Tensor) or padding.dtype != torch.int64 or padding.shape != (batch,):

@@ -13,9 +13,7 @@ from ..core import UserError
 HEADS_PER_GROUP = 4   # query heads that share keys and values in grouped-query attention
 
 
-def _token_numbers(
-    c:ModelConfig,
-)->dict: # kind: numbers
+def _token_numbers(c:ModelConfig)->dict:
     "What one layer of attention keeps of each token"
     key_and_value = c.qk_nope_head_dim + c.qk_rope_head_dim + c.v_head_dim
     return {
@@ -27,10 +25,7 @@ def _token_numbers(
     }
 
 
-def _state_bytes(
-    c:ModelConfig,
-    itemsize:int, # bytes of a number of the convolution's window
-)->dict: # kind: bytes
+def _state_bytes(c:ModelConfig, itemsize:int)->dict:
     "What one recurrent layer keeps of a row, whatever its length"
     window = (c.d_conv - 1)*c.conv_dim
     return {

@@ -20,9 +20,7 @@ from ..annotate import host_scope
 from ..core import effective_device_type
 
 # %% ../../nbs/50_model_checkpointing.ipynb #7eca3399
-def _default_generators(
-    device:torch.device, # where a block computes
-)->list: # of torch.Generator
+def _default_generators(device:torch.device)->list:
     "What operators draw from that are given no generator: the CPU's, and the device's own"
     if device.type in ('cpu', 'meta'): return [torch.default_generator]
     on_devices = getattr(torch.get_device_module(device), 'default_generators', ())
@@ -33,10 +31,7 @@ class _ReplayRNG:
     """Makes a block's second pass draw the random numbers of its first.
 
     Created before the first pass, entered around the second, which begins with the generators' old states."""
-    def __init__(self,
-        x:Tensor, # what the block computes with
-        inner,    # another context, entered inside this one
-    ):
+    def __init__(self, x:Tensor, inner):
         self.generators = _default_generators(x.device)
         self.inner = inner
         self.states = [g.clone_state() for g in self.generators]
@@ -61,13 +56,9 @@ class _ReplayRNG:
             for g, s in zip(self.generators, self.before): g.set_state(s)
 
 # %% ../../nbs/50_model_checkpointing.ipynb #3fda70e2
-def _checkpoint_block(
-    block:nn.Module, # a `Block`
-    x:Tensor,        # (B, T, D)
-    seq_idx:Tensor|None, # (B, T)
-    context_fn=noop_context_fn, # gives those of the first and of the second pass
-)->Tensor: # (B, T, D)
+def _checkpoint_block(block:nn.Module, x:Tensor, seq_idx:Tensor|None, context_fn=noop_context_fn)->Tensor:
     "`block(x, seq_idx)`, of which autograd keeps `x` alone; the second time it draws the same random numbers"
+    # x (B, T, D), seq_idx (B, T); gives (B, T, D)
     def contexts():
         first, second = context_fn()
         return first, _ReplayRNG(x, second)
@@ -91,11 +82,7 @@ def _saved_ops():
     }
 
 # %% ../../nbs/50_model_checkpointing.ipynb #1d2de7f7
-def _selective_policy(
-    context,     # from `create_selective_checkpoint_contexts`
-    operator,    # an overload, e.g. torch.ops.aten.mm.default
-    *args, **kwargs, # what it is called with
-)->CheckpointPolicy:
+def _selective_policy(context, operator, *args, **kwargs)->CheckpointPolicy:
     "Keep the result of a matrix product, or of attention without dropout; recompute everything else"
     if operator not in _saved_ops(): return CheckpointPolicy.PREFER_RECOMPUTE
     draws_random_numbers = torch.Tag.nondeterministic_seeded in operator.tags
@@ -104,19 +91,14 @@ def _selective_policy(
     return CheckpointPolicy.MUST_SAVE
 
 # %% ../../nbs/50_model_checkpointing.ipynb #5a949e9a
-def _checkpoint_selective(
-    block:nn.Module, # a `Block`
-    x:Tensor,        # (B, T, D)
-    seq_idx:Tensor|None, # (B, T)
-)->Tensor: # (B, T, D)
+def _checkpoint_selective(block:nn.Module, x:Tensor, seq_idx:Tensor|None)->Tensor:
     "`block(x, seq_idx)`, of which x and the results of products are kept"
+    # x (B, T, D), seq_idx (B, T); gives (B, T, D)
     context_fn = functools.partial(create_selective_checkpoint_contexts, _selective_policy)
     return _checkpoint_block(block, x, seq_idx, context_fn)
 
 # %% ../../nbs/50_model_checkpointing.ipynb #b2b0cd87
-def _host_empty_like(
-    t:Tensor, # on any device
-)->Tensor: # like t, uninitialised, in host memory: pinned where that is to be had
+def _host_empty_like(t:Tensor)->Tensor:
     "Room for a copy"
     with host_scope('activations'):
         if not t.is_cuda: return torch.empty(t.shape, dtype=t.dtype, device=t.device)
@@ -124,12 +106,9 @@ def _host_empty_like(
         except RuntimeError: return torch.empty(t.shape, dtype=t.dtype)
 
 # %% ../../nbs/50_model_checkpointing.ipynb #8a00e75d
-def _checkpoint_offload(
-    block:nn.Module, # a `Block`
-    x:Tensor,        # (B, T, D)
-    seq_idx:Tensor|None, # (B, T)
-)->Tensor: # (B, T, D)
+def _checkpoint_offload(block:nn.Module, x:Tensor, seq_idx:Tensor|None)->Tensor:
     "`block(x, seq_idx)`, of which a copy of x in host memory is kept"
+    # x (B, T, D), seq_idx (B, T); gives (B, T, D)
     def pack(t):
         if not t.is_floating_point(): return t
         return t.device, _host_empty_like(t).copy_(t, non_blocking=True)

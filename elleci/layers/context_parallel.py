@@ -67,13 +67,10 @@ def all_gather(
     return _AllGather.apply(t, group)
 
 # %% ../../nbs/35_context_parallel.ipynb #99c7dfc9
-def _across_the_cut(
-    q:Tensor, # (1, n, H, Pk) of the last n of m positions of one document
-    k:Tensor, # (1, m, H, Pk)
-    v:Tensor, # (1, m, H, Pv)
-    scale:float, # of the scores
-)->Tensor: # (1, n, H, Pv)
+def _across_the_cut(q:Tensor, k:Tensor, v:Tensor, scale:float)->Tensor:
     "Causal attention, the last query beside the last key; in half precision on a GPU without a mask"
+    # q (1, n, H, Pk) of the last n of m positions of one document, k (1, m, H, Pk), v (1, m, H, Pv); gives
+    # (1, n, H, Pv)
     n, m, Pv = q.shape[1], k.shape[1], v.shape[-1]
     width = max(q.shape[-1], Pv)
     dtype = linear_dtype(q)

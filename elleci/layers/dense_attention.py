@@ -25,14 +25,10 @@ def share_heads(
     return x if x.shape[2] == heads else x.repeat_interleave(heads//x.shape[2], 2)
 
 # %% ../../nbs/34_dense_attention.ipynb #25e8559f
-def _decode(
-    q:Tensor, # (B, T, H, P) queries of the last T of S positions
-    k:Tensor, # (B, S, n_kv_heads, P)
-    v:Tensor, # (B, S, n_kv_heads, P)
-    visible:Tensor|None, # (1 or B, T, S) bool: what each query may see; None: everything
-    scale:float,
-)->Tensor: # (B, T, H, P)
+def _decode(q:Tensor, k:Tensor, v:Tensor, visible:Tensor|None, scale:float)->Tensor:
     "Attention to what a cache holds; keys and values are shared, not copied"
+    # q (B, T, H, P) queries of the last T of S positions, k (B, S, n_kv_heads, P), v (B, S, n_kv_heads, P);
+    # gives (B, T, H, P)
     mask = None if visible is None else visible[:, None]
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)

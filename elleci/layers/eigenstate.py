@@ -33,10 +33,7 @@ def eigenstate_step(
 HALF_LIFE_RANGE, MAX_TURNS = (1., 32_768.), 8.   # tokens; turns within a half-life
 
 # %% ../../nbs/23_eigenstate.ipynb #2d49be34
-def _log_uniform(
-    lo:Tensor, # smallest value, any shape
-    hi:float,  # largest
-)->Tensor: # lo's shape
+def _log_uniform(lo:Tensor, hi:float)->Tensor:
     "A number between lo and hi whose logarithm is uniform"
     return torch.exp(lo.log() + torch.rand_like(lo)*(math.log(hi) - lo.log()))
 

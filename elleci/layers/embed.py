@@ -22,11 +22,7 @@ class Dropout(nn.Dropout):
         return torch.native_dropout(x, self.p, True)[0]
 
 # %% ../../nbs/44_embed.ipynb #5d24bc72
-def _check_places(
-    at:Tensor, # (1 or B, T) int64 places of tokens
-    end:int,   # a place that none of them reaches, if it is known without looking
-    room:int,  # places that have a vector
-):
+def _check_places(at:Tensor, end:int, room:int):
     "Raise `UserError` where a token has no vector for its place"
     if end <= room or at.is_meta: return
     longest = int(at.max()) + 1

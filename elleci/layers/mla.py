@@ -38,17 +38,12 @@ def _absorbed_attention(
     return torch.bmm(out.transpose(0, 1), w_uv.mT).transpose(0, 1).unflatten(0, (B, T))
 
 # %% ../../nbs/31_mla.ipynb #b2cfe76f
-def _input_operand(
-    linear:nn.Module, # a linear layer; may define input_operand and weight_operand
-    x:Tensor,         # (..., d_in)
-)->Tensor: # x' (..., d_in); linear(x) is x' @ W'.T
+def _input_operand(linear:nn.Module, x:Tensor)->Tensor:
     "What is multiplied of its input"
+    # x (..., d_in); gives x' (..., d_in); linear(x) is x' @ W'.T
     return linear.input_operand(x) if hasattr(linear, 'input_operand') else x
 
-def _weight_operand(
-    linear:nn.Module,
-    dtype:torch.dtype, # of the input
-)->Tensor: # W' (d_out, d_in)
+def _weight_operand(linear:nn.Module, dtype:torch.dtype)->Tensor:
     "What is multiplied of its weight"
     return linear.weight_operand(dtype) if hasattr(linear, 'weight_operand') else linear.weight
 
@@ -101,11 +96,9 @@ def _expanded_attention(
     return attend(q, k, v.contiguous(), seq_idx, score_scale(c), m.attention_backend, density)
 
 # %% ../../nbs/31_mla.ipynb #3e8a90c4
-def _split_weight(
-    m:nn.Module, # an `MLA`
-    dtype:torch.dtype, # of the latents
-)->tuple: # (H, nope, r) and (H, v, r)
+def _split_weight(m:nn.Module, dtype:torch.dtype)->tuple:
     "What `kv_up` multiplies, the part for keys and that for values"
+    # gives (H, nope, r) and (H, v, r)
     c = m.cfg
     w = _weight_operand(m.kv_up, dtype).detach().unflatten(0, (c.n_attn_heads, -1))
     return w.split([c.qk_nope_head_dim, c.v_head_dim], 1)

@@ -18,13 +18,9 @@ from .attention import rope_speeds
 MANY_TURNS, FEW_TURNS = 32, 1
 
 
-def _slowed_share(
-    cfg:ModelConfig,
-    dtype:torch.dtype, # float32 or float64
-    device,
-    dim:int,           # P, channels to rotate
-)->Tensor: # (P/2,) 0 where a pair keeps its speed, 1 where it is slowed down by the whole factor
+def _slowed_share(cfg:ModelConfig, dtype:torch.dtype, device, dim:int)->Tensor:
     "YaRN's ramp over the pairs of channels"
+    # gives (P/2,) 0 where a pair keeps its speed, 1 where it is slowed down by the whole factor
     def pair_with(turns): # the number of the pair, with fractions, that makes so many turns
         return dim*math.log(cfg.rope_original_len/(2*math.pi*turns))/(2*math.log(cfg.rope_theta))
     first = max(math.floor(pair_with(MANY_TURNS)), 0)

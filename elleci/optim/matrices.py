@@ -31,12 +31,7 @@ def _eigh_workspace(A, *args, **kwargs):
     return [], [A.dtype.itemsize*(1 + 6*n + 2*n*n), 4*(3 + 5*n)]
 
 # %% ../../nbs/60_galore_and_muon.ipynb #cf6d39ff
-def _adam_moments(
-    state:dict, # exp_avg, exp_avg_sq, step; changed in place
-    grad:Tensor,
-    betas:tuple,
-    eps:float,
-)->Tensor: # like grad
+def _adam_moments(state:dict, grad:Tensor, betas:tuple, eps:float)->Tensor:
     "Take a gradient into the moments; what AdamW divides by its learning rate's correction and adds"
     b1, b2 = betas
     state['exp_avg'].lerp_(grad, 1 - b1)
