@@ -6,12 +6,12 @@
 __all__ = ['GGUF_NAMES', 'OUTER_GGUF_NAMES', 'gguf_tensors', 'to_gguf']
 
 # %% ../../nbs/77_gguf.ipynb #f30fc9af
-import os
 from pathlib import Path
 import torch
 from ..core import UserError, appears_whole, require
 from ..kernels.pointwise import EPS
 from ..model import Elleci
+from .convert import mamba2_names
 from .export import check_finite
 
 # %% ../../nbs/77_gguf.ipynb #8e93f74a
@@ -39,29 +39,18 @@ def gguf_tensors(
     model:Elleci, # a pure Mamba-2 model
 )->dict: # their name: tensor, fp32, on the CPU
     "The tensors of a GGUF file of architecture mamba2; `UserError` for a model that isn't one, or not finite"
-    c = model.cfg
-    tensors = {}
-    for name, p in model.named_parameters():
-        block, rest = name.split('.', 2)[1:] if name.startswith('blocks.') else ('', name)
-        if c.ternary or rest not in (GGUF_NAMES if block else OUTER_GGUF_NAMES):
-            problem = 'ternary layers' if c.ternary else name
-            raise UserError(
-                f'The model has {problem}, which is not written as GGUF: '
-                'only models with pattern M, d_ff = 0 and ordinary linear layers can be written.'
-            )
-        tensor = p.detach().float().cpu()
-        if rest == 'mixer.A_log': tensor = -tensor.exp()[:, None]
-        elif rest == 'mixer.D': tensor = tensor[:, None]
-        elif rest == 'mixer.norm.weight': tensor = tensor.view(c.ngroups, -1)
-        tensors[f'blk.{block}.{GGUF_NAMES[rest]}' if block else OUTER_GGUF_NAMES[rest]] = tensor
+    tensors, params = {}, dict(model.named_parameters())
+    for name, theirs in mamba2_names(model, GGUF_NAMES, OUTER_GGUF_NAMES, 'blk.').items():
+        tensor = params[name].detach().float().cpu()
+        if name.endswith('mixer.A_log'): tensor = -tensor.exp()[:, None]
+        elif name.endswith('mixer.D'): tensor = tensor[:, None]
+        elif name.endswith('mixer.norm.weight'): tensor = tensor.view(model.cfg.ngroups, -1)
+        tensors[theirs] = tensor
     check_finite(tensors)
     return tensors
 
 # %% ../../nbs/77_gguf.ipynb #decab467
-def _add_settings(
-    writer, # a `gguf.GGUFWriter`
-    c,      # the model's `ModelConfig`
-):
+def _add_settings(writer, c):
     "The keys that llama.cpp reads for architecture mamba2"
     # A recurrent model has no limit; their converter writes this number.
     writer.add_context_length(2**20)
@@ -85,7 +74,7 @@ def to_gguf(
 ):
     "Write a GGUF file of architecture mamba2, in fp32, without a vocabulary; `UserError` if it cannot"
     gguf = require('gguf', 'write a GGUF file')
-    if os.path.lexists(path): raise UserError(f'{path} is there already: give another name.')
+    if Path(path).exists(): raise UserError(f'{path} is there already: give another name.')
     tensors = gguf_tensors(model)
     with appears_whole(path) as new:
         writer = gguf.GGUFWriter(new, 'mamba2')
