@@ -388,9 +388,7 @@ class AllocatorSettings:
         return ','.join(f'{k}:{_divisions_text(v) if type(v) is tuple else v}' for k, v in given)
 
 # %% ../../nbs/12_allocator_config.ipynb #b4f5e7b5
-def _divisions_text(
-    divisions:tuple, # 16 numbers
-)->str: # as it's written in `PYTORCH_ALLOC_CONF`
+def _divisions_text(divisions:tuple)->str: # as it's written in `PYTORCH_ALLOC_CONF`
     "One number, or a list by size"
     if len(set(divisions)) == 1: return str(divisions[0])
     return '[' + ','.join(f'{2**i}:{n}' for i, n in enumerate(divisions)) + ']'
@@ -405,9 +403,7 @@ _WITHOUT_EFFECT = {
 }
 
 
-def _conf_pairs(
-    text:str, # as in `PYTORCH_ALLOC_CONF`
-)->list: # of (key, value) strings
+def _conf_pairs(text:str)->list: # of (key, value) strings
     "The pairs of the string; commas inside of brackets don't separate"
     if not isinstance(text, str): raise UserError(f'The settings are {text!r:.80}: give a string or None.')
     pairs, rest = [], ''.join(text.split())
@@ -421,19 +417,13 @@ def _conf_pairs(
     return pairs
 
 # %% ../../nbs/12_allocator_config.ipynb #23bd8cbc
-def _power_of_2(
-    key:str,      # for the error
-    text:str,
-    lowest:int=1, # 0 admits 0
-)->int:
+def _power_of_2(key:str, text:str, lowest:int=1)->int:
     "The number in `text`; `UserError` where it's no power of two"
     if text.isdecimal() and int(text).bit_count() == 1 or lowest == 0 and text == '0': return int(text)
     raise UserError(f'{key} has {text!r}: give powers of two, {"0, " if lowest == 0 else ""}1, 2, 4, 8, ….')
 
 
-def _parse_divisions(
-    text:str, # '4', or '[256:1,512:2,>:8]'
-)->tuple: # 16 numbers
+def _parse_divisions(text:str)->tuple: # 16 numbers
     "Into how many parts the space between two powers of two is divided, by size"
     key = 'roundup_power2_divisions'
     if not text.startswith('['): return (_power_of_2(key, text),)*16
@@ -451,10 +441,7 @@ def _parse_divisions(
     return tuple(table)
 
 # %% ../../nbs/12_allocator_config.ipynb #e21b9288
-def _parse_value(
-    key:str,
-    text:str,
-): # bool, int, float or tuple
+def _parse_value(key:str, text:str): # bool, int, float or tuple
     "The value of one setting; `UserError` where PyTorch would refuse it, or read something else"
     if key == 'roundup_power2_divisions': return _parse_divisions(text)
     if key == 'expandable_segments':
@@ -701,11 +688,7 @@ def _events(a, events):
         yield a.allocated, a.reserved, a.requested
 
 # %% ../../nbs/12_allocator_replay.ipynb #00a7b5d2
-def _make_allocator(
-    settings:AllocatorSettings,
-    capacity,   # bytes that the card has for segments, or None
-    total=None, # bytes of the whole card, or None
-)->CachingAllocator:
+def _make_allocator(settings:AllocatorSettings, capacity, total=None)->CachingAllocator:
     "The plainest class that follows these settings"
     expandable = settings.expandable_segments
     if settings == AllocatorSettings(expandable_segments=expandable):
@@ -822,9 +805,7 @@ from itertools import accumulate, groupby
 from pathlib import Path
 
 # %% ../../nbs/12_allocator_traces.ipynb #cf04acd7
-def _is_trace(
-    trace, # what the file holds
-)->bool:
+def _is_trace(trace)->bool:
     "Whether it has a trace's fields, with numbers where numbers belong; raises where a field is missing"
     actions = all(
         action in list('afSFxo') and type(addr) is type(n) is int for action, addr, n in trace['events']
@@ -836,18 +817,14 @@ def _is_trace(
     return actions and all(type(n) is int for total, blocks in sizes for n in [total, *blocks])
 
 # %% ../../nbs/12_allocator_traces.ipynb #38d7aa9f
-def _unmodelled_settings(
-    trace:dict,
-)->list: # of names
+def _unmodelled_settings(trace:dict)->list: # of names
     "The allocator's settings that a recording doesn't let us follow"
     settings = trace.get('settings') or {}
     plain = dict(expandable_segments=False, garbage_collection_threshold=0)
     return [k for k, v in settings.items() if v != plain.get(k, v)]
 
 
-def _recorded_settings(
-    trace:dict,
-)->AllocatorSettings:
+def _recorded_settings(trace:dict)->AllocatorSettings:
     "The settings under which the trace was recorded; sizes in the file are bytes, and MiB for divisions"
     settings = trace.get('settings') or {}
     split = settings.get('max_split_size', -1)
@@ -858,9 +835,7 @@ def _recorded_settings(
     )
 
 # %% ../../nbs/12_allocator_traces.ipynb #66e323af
-def _contradicts_itself(
-    segments:list, # of dicts
-)->bool:
+def _contradicts_itself(segments:list)->bool:
     "Whether segments overlap, or blocks don't add up to their segment"
     spans = sorted((s['address'], s['total_size'], [size for size, *_ in s['blocks']]) for s in segments)
     consistent = all(sum(sizes) == total and min(sizes, default=0) > 0 for _, total, sizes in spans)
@@ -895,9 +870,7 @@ def load_trace(
     return trace
 
 # %% ../../nbs/12_allocator_traces.ipynb #88655fff
-def _initial_state(
-    trace:dict, # from `load_trace`
-): # ({address: bytes} of the segments, {address: (requested, block size or None)} of the living blocks)
+def _initial_state(trace:dict):
     "The state in which the history begins: the snapshot, with the events undone, last first"
     segments, live = {}, {}
     for s in trace['segments']:
@@ -929,13 +902,7 @@ def _undo(events, segments, live):
         elif action == 'F': segments[addr] = n
 
 # %% ../../nbs/12_allocator_traces.ipynb #919712cc
-def _initial_block_size(
-    addr:int,     # a block alive when the history begins, its size unknown
-    low:int,      # address at which it ends at least
-    end:int,      # next living block, or the end of the segment
-    small:bool,   # kind of segment
-    events:list,  # the history
-)->int: # bytes
+def _initial_block_size(addr:int, low:int, end:int, small:bool, events:list)->int: # bytes
     "Size of the block at `addr`, settled from the record"
     if small: return low - addr
     if end - low < CachingAllocator.LARGE_REST: return end - addr
@@ -1065,10 +1032,7 @@ def _check_release(a, run, request=0):
     return ours == run
 
 # %% ../../nbs/12_allocator_traces.ipynb #58653dc5
-def _n_different_segments(
-    ours:list,   # segments as `snapshot` gives them
-    theirs:list, # segments of the card's snapshot
-)->int:
+def _n_different_segments(ours:list, theirs:list)->int:
     "How many segments exist on one side only, or have other blocks"
     def by_address(segments):
         layouts = {}

@@ -14,21 +14,14 @@ from .trace import Allocation, Trace, gc_disabled
 
 # %% ../../nbs/12_compose.ipynb #fdb2b1a6
 @functools.lru_cache(maxsize=None)
-def _block_number(
-    layer:str,  # e.g. 'blocks.3.ffn'
-    blocks:str, # name of the list of blocks
-)->int|None: # e.g. 3; None outside the blocks
+def _block_number(layer:str, blocks:str)->int|None: # e.g. 3; None outside the blocks
     "The block that a layer lies in"
     found = re.match(re.escape(blocks) + r'\.(\d+)(?:\.|$)', layer)
     return int(found[1]) if found else None
 
 # %% ../../nbs/12_compose.ipynb #fa91390c
 @functools.lru_cache(maxsize=None)
-def _shift_layer(
-    layer:str,  # e.g. 'blocks.3.ffn'
-    blocks:str, # name of the list of blocks
-    shift:int,  # by how many blocks
-)->str: # e.g. 'blocks.7.ffn'
+def _shift_layer(layer:str, blocks:str, shift:int)->str: # e.g. 'blocks.7.ffn'
     "The same layer, `shift` blocks further on"
     n = _block_number(layer, blocks)
     if n is None or shift == 0: return layer
@@ -37,10 +30,7 @@ def _shift_layer(
 # %% ../../nbs/12_compose.ipynb #0354f904
 class _BlockStorages:
     "The storages of a trace, each known by its block and by its number among that block's storages"
-    def __init__(self,
-        trace:Trace,
-        blocks:str, # name of the list of blocks
-    ):
+    def __init__(self, trace:Trace, blocks:str):
         self.trace = trace
         self.blocks = blocks
         self.block = [_block_number(a.layer, blocks) for a in trace.allocations]   # None outside the blocks
@@ -51,10 +41,7 @@ class _BlockStorages:
             self.rank.append(counts[n])
             counts[n] += 1
 
-    def key(self,
-        i:int,       # number of an allocation
-        shift:int=0, # by how many blocks
-    )->tuple: # (block or None, number among its storages)
+    def key(self, i:int, shift:int=0)->tuple: # (block or None, number among its storages)
         "What the storage is known by, or the same storage in another block"
         block = self.block[i]
         return None if block is None else block + shift, self.rank[i]
@@ -68,9 +55,7 @@ class _BlockStorages:
             out.append(self.block[i] if freed_in is None else freed_in)
         return out
 
-    def forward_storages(self,
-        block:int,
-    )->list: # of (bytes, operator, step)
+    def forward_storages(self, block:int)->list: # of (bytes, operator, step)
         "What a block makes in its forward passes; equal for blocks that are alike"
         allocations = zip(self.trace.allocations, self.block)
         return [(a.nbytes, a.op, a.step) for a, n in allocations if n == block and a.phase == 'forward']
@@ -83,22 +68,14 @@ class _Run(NamedTuple):
     end:int   # number of the event after its last
 
 # %% ../../nbs/12_compose.ipynb #c8d57b28
-def _runs(
-    event_blocks:list, # for each event: a block's number, or None
-    low:int,           # first block that counts as inside
-    high:int,          # first block after these
-)->list: # of `_Run`, in order, without gaps
+def _runs(event_blocks:list, low:int, high:int)->list: # of `_Run`, in order, without gaps
     "Split events into the longest runs inside and outside of some blocks"
     inside = [n is not None and low <= n < high for n in event_blocks]
     edges = [0] + [i for i in range(1, len(inside)) if inside[i] != inside[i - 1]] + [len(inside)]
     return [_Run(inside[start], start, end) for start, end in zip(edges, edges[1:])]
 
 # %% ../../nbs/12_compose.ipynb #d87f6a42
-def _repeat_runs(
-    storages:_BlockStorages,
-    period:int, # blocks after which the pattern repeats
-    extra:int,  # blocks to add
-)->list|None: # of (event of the short model, by how many blocks it is shifted)
+def _repeat_runs(storages:_BlockStorages, period:int, extra:int)->list|None:
     "The events of the longer model; None where the work of blocks is interleaved"
     low, high = 1, 1 + period
     event_blocks = storages.event_blocks()
@@ -120,10 +97,7 @@ def _repeat_runs(
     return out
 
 # %% ../../nbs/12_compose.ipynb #8b3d7164
-def _alike(
-    a:Allocation,
-    b:Allocation,
-)->bool:
+def _alike(a:Allocation, b:Allocation)->bool:
     "Whether two storages of different blocks are the same but for the block"
     return (
         (a.nbytes, a.phase, a.op, a.step, a.category, a.host)
@@ -131,10 +105,7 @@ def _alike(
     )
 
 # %% ../../nbs/12_compose.ipynb #997c64fa
-def _successors(
-    storages:_BlockStorages,
-    period:int, # blocks after which the pattern repeats
-)->list: # for each event: the number of an event, or None
+def _successors(storages:_BlockStorages, period:int)->list: # for each event: the number of an event, or None
     "Where the same happens to the same storage `period` blocks further on; None where nothing does"
     trace = storages.trace
     names = [(e >= 0, *storages.key(max(e, ~e))) for e in trace.events]
@@ -154,9 +125,7 @@ class _Stretch(NamedTuple):
     distance:int # from an event to its successor; negative where blocks descend
 
 # %% ../../nbs/12_compose.ipynb #786f2347
-def _stretches(
-    successors:list, # for each event: the number of its successor, or None
-)->list: # of `_Stretch`
+def _stretches(successors:list)->list: # of `_Stretch`
     "The longest rows of events whose successors are equally far away"
     distance = [None if k is None else k - i for i, k in enumerate(successors)]
     edges = [0] + [i for i in range(1, len(distance)) if distance[i] != distance[i - 1]] + [len(distance)]
@@ -164,12 +133,7 @@ def _stretches(
     return [row for row in rows if row.distance is not None]
 
 # %% ../../nbs/12_compose.ipynb #4c0f0fe4
-def _repeating_stretches(
-    stretches:list,    # of `_Stretch`
-    event_blocks:list, # for each event the block whose storage it is, or None
-    first:int,         # first block of the period
-    period:int,        # blocks in it
-)->list|None: # of `_Stretch`, each lengthened by one distance; None if some events do not repeat
+def _repeating_stretches(stretches:list, event_blocks:list, first:int, period:int)->list|None:
     "Stretches in which each event of blocks first … first + period − 1 repeats itself exactly once"
     chosen = [k for k, n in enumerate(event_blocks) if n is not None and first <= n < first + period]
     found = []
@@ -188,11 +152,7 @@ def _repeating_stretches(
     return None if overlap else found
 
 # %% ../../nbs/12_compose.ipynb #5b1be83f
-def _find_repetition(
-    storages:_BlockStorages,
-    event_blocks:list, # for each event the block whose storage it is, or None
-    period:int,        # blocks after which the pattern repeats
-)->tuple|None: # (number of its first block, list of `_Stretch`)
+def _find_repetition(storages:_BlockStorages, event_blocks:list, period:int)->tuple|None:
     "A period whose events repeat themselves, as near to the middle of the blocks as possible"
     stretches = _stretches(_successors(storages, period))
     last_first = storages.n_blocks - 1 - 2*period
@@ -202,11 +162,7 @@ def _find_repetition(
     return None
 
 # %% ../../nbs/12_compose.ipynb #aeadd261
-def _repeat_stretches(
-    storages:_BlockStorages,
-    period:int, # blocks after which the pattern repeats
-    extra:int,  # blocks to add
-)->list|None: # of (event of the short model, by how many blocks it is shifted)
+def _repeat_stretches(storages:_BlockStorages, period:int, extra:int)->list|None:
     "The events of the longer model, for interleaved blocks; None where the trace does not repeat itself"
     events = storages.trace.events
     event_blocks = [storages.block[max(e, ~e)] for e in events]
@@ -231,14 +187,8 @@ def _repeat_stretches(
     return out
 
 # %% ../../nbs/12_compose.ipynb #c18826c7
-def _shift_allocation(
-    allocation:Allocation,
-    blocks:str,      # name of the list of blocks
-    shift:int,       # by how many blocks
-    period:int,      # blocks after which the pattern repeats
-    extra:int,       # blocks that the longer model has more
-    alloc_event:int, # number of the event that makes it there
-)->Allocation: # not yet freed
+def _shift_allocation(allocation:Allocation, blocks:str, shift:int, period:int, extra:int,
+                      alloc_event:int)->Allocation:
     "The same storage `shift` blocks further on, in the longer model"
     nbytes = allocation.nbytes
     stacked = allocation.stacked_layers
@@ -253,11 +203,7 @@ def _shift_allocation(
     return new
 
 # %% ../../nbs/12_compose.ipynb #2e315f6d
-def _check_can_grow(
-    storages:_BlockStorages,
-    period:int, # blocks after which the pattern repeats
-    extra:int,  # blocks to add
-):
+def _check_can_grow(storages:_BlockStorages, period:int, extra:int):
     "Raise `UserError` for a trace that is too short, or whose blocks are seen not to repeat"
     n = storages.n_blocks
     if period < 1 or extra < 0 or n < period + 2 or extra % period:
@@ -271,12 +217,7 @@ def _check_can_grow(
         )
 
 # %% ../../nbs/12_compose.ipynb #3e18bfd7
-def _longer_trace(
-    storages:_BlockStorages,
-    order:list, # of (event of the short model, by how many blocks it is shifted)
-    period:int, # blocks after which the pattern repeats
-    extra:int,  # blocks that the longer model has more
-)->Trace:
+def _longer_trace(storages:_BlockStorages, order:list, period:int, extra:int)->Trace:
     "The trace of the longer model from its events"
     trace, blocks = storages.trace, storages.blocks
     allocations, events = [], []

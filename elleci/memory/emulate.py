@@ -24,9 +24,7 @@ from .recurrent import recurrent_kernels
 aten = torch.ops.aten
 
 
-def _no_kernel(
-    q:Tensor, # (B, H, T, P)
-)->str:
+def _no_kernel(q:Tensor)->str:
     "What torch would say where `sdpa_kernel` leaves no kernel that takes these tensors"
     return (
         f'No attention kernel that sdpa_kernel allows takes heads of {q.shape[-1]} in {q.dtype} here: '
@@ -46,16 +44,8 @@ class _MathAttention:
         finally: cls.running = before
 
 
-def _sdpa_cpu(
-    q:Tensor,         # (B, H, T, P)
-    k:Tensor,         # (B, H, S, P)
-    v:Tensor,         # (B, H, S, P')
-    mask:Tensor|None, # added to the scores
-    dropout_p:float,
-    is_causal:bool,
-    scale:float|None, # of the scores; None: 1/√P
-    gqa:bool=False,   # whether groups of queries share keys and values on purpose
-)->Tensor: # (B, H, T, P')
+def _sdpa_cpu(q:Tensor, k:Tensor, v:Tensor, mask:Tensor|None, dropout_p:float, is_causal:bool,
+              scale:float|None, gqa:bool=False)->Tensor:
     "The CPU's attention: tiled for heads of one width, without dropout or a gradient of the mask"
     tiled = (
         not dropout_p
@@ -71,16 +61,8 @@ def _sdpa_cpu(
     return _MathAttention.attend(q, k, v, mask, dropout_p, is_causal, scale, gqa)
 
 # %% ../../nbs/09_emulate.ipynb #9ff6c5cc
-def _sdpa_cuda(
-    q:Tensor,         # (B, H, T, P)
-    k:Tensor,         # (B, H, S, P)
-    v:Tensor,         # (B, H, S, P')
-    mask:Tensor|None, # added to the scores
-    dropout_p:float,
-    is_causal:bool,
-    scale:float|None, # of the scores; None: 1/√P
-    gqa:bool=False,   # repeated by the caller
-)->Tensor: # (B, H, T, P')
+def _sdpa_cuda(q:Tensor, k:Tensor, v:Tensor, mask:Tensor|None, dropout_p:float, is_causal:bool,
+               scale:float|None, gqa:bool=False)->Tensor:
     "A GPU's attention: flash for half precision without a mask, else efficient, as `sdpa_kernel` allows"
     P, allowed = q.shape[-1], torch.backends.cuda
     half = q.dtype in (torch.float16, torch.bfloat16)
@@ -97,14 +79,11 @@ def _sdpa_cuda(
     return attend(q, k, v, mask, torch.is_grad_enabled(), dropout_p, is_causal, scale=scale)[0]
 
 # %% ../../nbs/09_emulate.ipynb #b3e0f02d
-def _emulate_sdpa(
-    target:str, # 'cpu' or 'cuda'
-): # a function with the parameters of `aten::scaled_dot_product_attention`
+def _emulate_sdpa(target:str): # a function with the parameters of `aten::scaled_dot_product_attention`
     "For meta tensors the kernel that `target` would choose"
     kernel = {'cpu': _sdpa_cpu, 'cuda': _sdpa_cuda}[target]
-    def sdpa(
-        query, key, value, attn_mask=None, dropout_p=0., is_causal=False, *, scale=None, enable_gqa=False
-    ):
+    def sdpa(query, key, value, attn_mask=None, dropout_p=0., is_causal=False, *, scale=None,
+             enable_gqa=False):
         if enable_gqa and target == 'cuda':
             key, value = (t.repeat_interleave(query.shape[1]//t.shape[1], 1) for t in (key, value))
         if attn_mask is not None and attn_mask.dtype == torch.bool:
@@ -185,10 +164,7 @@ class _DropoutCpu(torch.autograd.Function):
         return g*(mask.type_as(g)*(1/(1 - ctx.p))), None
 
 
-def _emulate_native_dropout(
-    real,       # `torch.native_dropout`
-    target:str, # 'cpu' or 'cuda'
-): # a function with the same parameters
+def _emulate_native_dropout(real, target:str): # a function with the same parameters
     "`real` for ordinary tensors and on a GPU; for meta ones on a CPU its operators"
     @functools.wraps(real)
     def native_dropout(input, p, train):
@@ -239,11 +215,7 @@ AUTOCAST_FP32_OUTPUT = dict(
 )
 
 # %% ../../nbs/09_emulate.ipynb #ffb55c7d
-def _autocast_argument(
-    x,                 # an argument of a function that autocast knows
-    dtype:torch.dtype, # to which tensors are cast
-    cache:dict,        # weight: its copy in `dtype`; grows
-): # the argument, its floating-point tensors cast
+def _autocast_argument(x, dtype:torch.dtype, cache:dict): # the argument, its floating-point tensors cast
     "An argument as autocast would pass it on"
     if isinstance(x, (list, tuple)): return type(x)(_autocast_argument(a, dtype, cache) for a in x)
     if not (isinstance(x, Tensor) and x.is_floating_point()): return x
@@ -259,11 +231,7 @@ def _autocast_argument(
 _AUTOCAST_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
 
-def _autocast_kernel(
-    op,                     # an operator that autocast knows
-    dtype:torch.dtype|None, # in which it computes; None: autocast's
-    cache:dict,             # weight: its copy in autocast's dtype
-): # a function with the same parameters
+def _autocast_kernel(op, dtype:torch.dtype|None, cache:dict): # a function with the same parameters
     "`op` with its arguments cast, for the dispatcher to call while autocast is on"
     def run(*args, **kwargs):
         to = dtype or torch.get_autocast_dtype('cpu')
@@ -274,9 +242,7 @@ def _autocast_kernel(
     return run
 
 
-def _fp32_output_kernel(
-    op, # an operator with a parameter `dtype`
-): # a function with the same parameters
+def _fp32_output_kernel(op): # a function with the same parameters
     "`op` of half precision with fp32 results; a GPU's softmax reads fp16 as it is, bf16 from a copy in fp32"
     fused = {aten.softmax.int: aten._softmax, aten.log_softmax.int: aten._log_softmax}.get(op)
     def run(x, *args, dtype=None, **kwargs):
@@ -294,9 +260,7 @@ def _fp32_output_kernel(
 
 
 # %% ../../nbs/09_emulate.ipynb #dd1e3e49
-def _emulate_autocast_init(
-    real, # `torch.autocast.__init__`
-): # a function with the same parameters
+def _emulate_autocast_init(real): # a function with the same parameters
     "`real`, which takes every device for the CPU but keeps the dtype that the device would have"
     def init(self, device_type, dtype=None, enabled=True, cache_enabled=None):
         if dtype is None and device_type == 'cuda': dtype = torch.float16
@@ -304,9 +268,7 @@ def _emulate_autocast_init(
     return init
 
 # %% ../../nbs/09_emulate.ipynb #65975cd6
-def _operator_kernels(
-    target:str, # 'cpu' or 'cuda'
-)->dict: # operator's name: what stands for it on meta tensors
+def _operator_kernels(target:str)->dict: # operator's name: what stands for it on meta tensors
     "Operators that choose their kernel by device"
     kernels = {
         'scaled_dot_product_attention': _emulate_sdpa(target),
@@ -335,9 +297,7 @@ def _emulate_tensor(real):
     return tensor
 
 
-def _operator_stand_ins(
-    target:str, # 'cpu' or 'cuda'
-)->list: # of (owner, name, function of the real one that gives its stand-in)
+def _operator_stand_ins(target:str)->list:
     "What is looked up by name whenever it is needed"
     found = [
         (sys.modules['elleci.core'], 'META_DEVICE_TYPE', lambda real: target),
@@ -355,18 +315,13 @@ def _operator_stand_ins(
 
 
 # %% ../../nbs/09_emulate.ipynb #2c66512b
-def _overload(
-    name:str, # of an operator, e.g. 'mm' or 'pow.Scalar'
-): # the operator
+def _overload(name:str): # the operator
     "What the dispatcher knows under a name"
     name, _, overload = name.partition('.')
     return getattr(getattr(aten, name), overload or 'default')
 
 
-def _autocast_kernels(
-    target:str,  # 'cpu' or 'cuda'
-    cache:dict,  # weight: its copy in autocast's dtype
-)->dict: # operator's name: what autocast does with it
+def _autocast_kernels(target:str, cache:dict)->dict: # operator's name: what autocast does with it
     "Autocast's rules for each operator it knows"
     low = {n: _autocast_kernel(_overload(n), None, cache) for n in AUTOCAST_LOW_PRECISION[target]}
     fp32 = {n: _autocast_kernel(_overload(n), torch.float32, cache) for n in AUTOCAST_FP32[target]}
@@ -376,9 +331,7 @@ def _autocast_kernels(
     return dict.fromkeys(known, torch.library.fallthrough_kernel) | low | fp32 | fp32_output
 
 
-def _autocast_stand_ins(
-    cache:dict, # weight: its copy in autocast's dtype
-)->list: # of (owner, name, function of the real one that gives its stand-in)
+def _autocast_stand_ins(cache:dict)->list:
     "Autocast's switch, and the end of its copies"
     def clear_cache(real):
         def clear():
@@ -393,9 +346,7 @@ def _autocast_stand_ins(
 
 
 # %% ../../nbs/09_emulate.ipynb #4634d3eb
-def _optimizer_stand_ins(
-    target:str, # 'cpu' or 'cuda'
-)->list: # of (owner, name, function of the real one that gives its stand-in)
+def _optimizer_stand_ins(target:str)->list:
     "What optimizers, gradient clipping and `GradScaler` look up to choose a kernel"
     def with_meta(real): return lambda: [*real(), 'meta']
     def meta_has_foreach(real): return lambda device: device.type == 'meta' or real(device)
@@ -414,10 +365,7 @@ def _optimizer_stand_ins(
 
 # %% ../../nbs/09_emulate.ipynb #3b170f79
 @contextlib.contextmanager
-def _registered(
-    kernels:dict, # operator's name: a function
-    key:str,      # the dispatch key under which the dispatcher finds it, e.g. 'AutogradMeta'
-):
+def _registered(kernels:dict, key:str):
     "For as long as it lasts, the dispatcher calls these functions"
     library = torch.library.Library('aten', 'IMPL')
     try:
@@ -441,9 +389,7 @@ def _autocast_for_meta():
     finally: torch._C._dispatch_tls_set_dispatch_key_included(key, before)
 
 
-def _names_cuda(
-    x, # an argument that may be a device
-)->bool:
+def _names_cuda(x)->bool:
     "Whether it's a CUDA device, or the name of one"
     if isinstance(x, torch.device): return x.type == 'cuda'
     return isinstance(x, str) and x.split(':')[0] == 'cuda'
@@ -536,10 +482,7 @@ class _Tile(NamedTuple):
     threads:int  # each has a tile of its own
 
 
-def _attention_tile(
-    q:Tensor, # (B, H, T, P) queries
-    k:Tensor, # (B, H, S, P) keys
-)->_Tile:
+def _attention_tile(q:Tensor, k:Tensor)->_Tile:
     "The tile that the kernel chooses for these shapes"
     T, S = q.shape[2], k.shape[2]
     rows = 256 if T >= 768 else 64 if T >= 192 else 32
@@ -631,10 +574,7 @@ def _copied_matrices(*args, **kwargs):
     return [], copies
 
 # %% ../../nbs/09_emulate.ipynb #5f91732d
-def _cast_copies(
-    func, # an operator
-    args:tuple,
-)->list: # bytes
+def _cast_copies(func, args:tuple)->list: # bytes
     "Copies that an elementwise operator makes on the CPU of arguments in another dtype than its result's"
     if torch.Tag.pointwise not in func.tags: return []
     # These convert while they copy.
@@ -647,11 +587,7 @@ def _cast_copies(
     return [t.numel()*common.itemsize for t in tensors if t.dtype != common]
 
 
-def _inplace_upcast(
-    func, # an operator
-    args:tuple,
-    copies:list, # from `_cast_copies`
-)->list: # bytes, of one tensor at most
+def _inplace_upcast(func, args:tuple, copies:list)->list: # bytes, of one tensor at most
     "The result in a wider dtype that an elementwise operator in place on the CPU makes before rounding"
     in_place = func._schema.name.endswith('_')
     if copies and in_place and args[0].dtype != torch.result_type(*args[:2]): return copies[:1]
@@ -679,9 +615,7 @@ def find_temporaries(
     return Temporaries(_inplace_upcast(func, args, copies), copies, [])
 
 # %% ../../nbs/09_emulate.ipynb #b8ebb087
-def _reference_counts(
-    t:Tensor,
-)->tuple: # of the tensor, of its storage
+def _reference_counts(t:Tensor)->tuple: # of the tensor, of its storage
     "How many owners there are"
     return t._use_count(), torch._C._storage_Use_Count(t.untyped_storage()._cdata)
 
@@ -701,9 +635,7 @@ def sole_owner_counts()->tuple: # of a tensor, of its storage
     return seen[0]
 
 # %% ../../nbs/09_emulate.ipynb #530c8a79
-def _called_by_autograd(
-    frame, # of a `__torch_dispatch__`
-)->bool:
+def _called_by_autograd(frame)->bool:
     "Whether autograd's engine called the operator, with no Python function between"
     return (
         not torch.is_grad_enabled()
@@ -712,10 +644,7 @@ def _called_by_autograd(
     )
 
 
-def _is_sole_owner(
-    args:tuple, # of an `add`
-    kwargs:dict,
-)->bool:
+def _is_sole_owner(args:tuple, kwargs:dict)->bool:
     "Whether autograd's engine alone holds the first summand, so that it would add into it"
     if kwargs or not isinstance(args[1], Tensor): return False
     a, b = args

@@ -15,9 +15,7 @@ from ..core import UserError, available_memory, fmt_bytes, memory_in_use, option
 from ..summary import Summary, SummaryRow, shown_as_summary
 
 # %% ../../nbs/13_measure.ipynb #7392f722
-def _device(
-    given, # 'cpu', 'cuda', or a `torch.device`
-)->torch.device:
+def _device(given)->torch.device:
     "The device meant; `UserError` for one that is absent, or whose memory nobody reports"
     if isinstance(given, str | torch.device) and (device := pick_device(str(given))).type in ('cpu', 'cuda'):
         return device
@@ -67,9 +65,7 @@ def _profiler():
     return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
 
 # %% ../../nbs/13_measure.ipynb #03ca7806
-def _operator(
-    path:list, # names of the enclosing profiler events, outermost first
-)->str:
+def _operator(path:list)->str:
     "The outermost operator and the one that allocated, e.g. 'aten::linear/aten::addmm'"
     path = [name.removeprefix('autograd::engine::evaluate_function: ') for name in path]
     if not path: return 'outside any operator'
@@ -78,9 +74,7 @@ def _operator(
     return outermost if outermost == allocating else f'{outermost}/{allocating}'
 
 # %% ../../nbs/13_measure.ipynb #f0274854
-def _allocations(
-    prof, # a finished torch.profiler.profile with profile_memory=True
-)->list: # (time, address, bytes: negative for a free, operator) in order of time
+def _allocations(prof)->list: # (time, address, bytes: negative for a free, operator) in order of time
     "The CPU allocator's events; a marker `elleci.freed:i` becomes the freeing of the known storage `i`"
     from torch._C._profiler import _EventType
     found, todo = [], [(e, []) for e in prof.profiler.kineto_results.experimental_event_tree()]
@@ -97,11 +91,7 @@ def _allocations(
     return sorted(found, key=lambda f: f[0])
 
 # %% ../../nbs/13_measure.ipynb #03ca0c1c
-def _as_events(
-    opening:list, # bytes of each storage that was there before
-    found:list,   # from `_allocations`
-    min_bytes:int, # bytes; smaller storages are left out
-):
+def _as_events(opening:list, found:list, min_bytes:int):
     "Allocation events and the operator of each key"
     events = [('a', i, n) for i, n in enumerate(opening)]
     ops, alive = dict.fromkeys(range(len(opening)), 'before'), {i - 2**62: i for i in range(len(opening))}
@@ -162,11 +152,7 @@ class Measurement:
 
 # %% ../../nbs/13_measure.ipynb #bc1dace9
 @contextlib.contextmanager
-def _measure_cpu(
-    m:Measurement,
-    live_tensors,        # tensors that live already
-    min_bytes:int, # bytes
-):
+def _measure_cpu(m:Measurement, live_tensors, min_bytes:int):
     "Fill `m` from the profiler's allocation events"
     try: storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in live_tensors}.values()
     except (AttributeError, TypeError, NotImplementedError): storages = None
@@ -197,9 +183,7 @@ def _measure_cpu(
 _NOT_USER_CODE = (os.path.dirname(torch.__file__) + os.sep, '<frozen', '<eval_with_key>')
 
 
-def _user_line(
-    frames, # of a snapshot's trace entry: dictionaries with filename, line, name; innermost first
-)->str:
+def _user_line(frames)->str:
     "'file:line' of the innermost frame that is not torch's"
     own = [f for f in frames if not f['filename'].startswith(_NOT_USER_CODE)]
     return f"{own[0]['filename']}:{own[0]['line']}" if own else 'unknown'
@@ -230,10 +214,7 @@ def snapshot_events(
 
 # %% ../../nbs/13_measure.ipynb #1402fe1d
 @contextlib.contextmanager
-def _measure_cuda(
-    m:Measurement,
-    max_entries:int, # of history at most
-):
+def _measure_cuda(m:Measurement, max_entries:int):
     "Fill `m` from the GPU allocator's history, which is left on or off as it was found"
     cuda, index = torch.cuda, torch.cuda.current_device() if m.device.index is None else m.device.index
     cuda.synchronize(index)
@@ -425,11 +406,7 @@ class Envelope:
         )
 
 # %% ../../nbs/13_measure_compared.ipynb #e2f807bc
-def _deltas(
-    results,      # of `torch.autograd._disable_profiler`
-    alive:dict,   # address: bytes, of what this record has seen made; kept up to date
-    min_bytes:int, # bytes; smaller storages are left out
-)->list: # bytes, negative for a free, in order of time
+def _deltas(results, alive:dict, min_bytes:int)->list: # bytes, negative for a free, in order of time
     "The CPU allocator's changes in one slice of a record; the end of what was made before it is none"
     from torch._C._profiler import _EventType
     found, todo, changes = [], list(results.experimental_event_tree()), []
@@ -454,10 +431,7 @@ def _deltas(
 # %% ../../nbs/13_measure_compared.ipynb #1bc3e093
 class _CpuRecord:
     "Bytes of this thread's CPU tensors over time, read in slices"
-    def __init__(self,
-        live_tensors,           # tensors that live already; a list that nobody else holds
-        min_bytes:int=16, # bytes; smaller storages are left out
-    ):
+    def __init__(self, live_tensors, min_bytes:int=16):
         storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in live_tensors}
         self.min_bytes = min_bytes
         self.recording = False
@@ -620,10 +594,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 # %% ../../nbs/13_measure_leaks.ipynb #6f15d3eb
-def _grows_persistently(
-    levels:np.ndarray, # (k + 1, sites) bytes at the ends of consecutive steps
-    before=-np.inf,    # (sites,) the highest level ever before them
-)->tuple: # (sites,) whether each grows persistently; (sites,) how much its floor rose per step
+def _grows_persistently(levels:np.ndarray, before=-np.inf)->tuple:
     "The decision rule for a leak, on one window"
     floor = np.minimum.accumulate(levels[::-1])[::-1]
     k = len(levels) - 1
@@ -645,10 +616,7 @@ class Leak(NamedTuple):
         return f'{rate}, allocated at {self.site}{held}'
 
 # %% ../../nbs/13_measure_leaks.ipynb #102a302c
-def _numbers(
-    given,    # numbers, nested
-    name:str, # for the error
-)->np.ndarray: # float64
+def _numbers(given, name:str)->np.ndarray: # float64
     "`given` as an array; `UserError` where a row is shorter or something is no finite number"
     try: y = np.asarray(given, np.float64)
     except (TypeError, ValueError): y = np.array(np.nan)
@@ -699,9 +667,7 @@ class Site(NamedTuple):
 
 # %% ../../nbs/13_measure_leaks.ipynb #b4ba227c
 @functools.lru_cache(4096)
-def _is_library(
-    file:str, # as code objects name it
-)->bool:
+def _is_library(file:str)->bool:
     "Whether the file belongs to an installed package, to Python, or to us"
     own = os.path.dirname(os.path.dirname(os.path.abspath(_numbers.__code__.co_filename)))
     folders = [sysconfig.get_path('stdlib')] + ([own] if os.path.basename(own) == 'elleci' else [])
@@ -709,10 +675,7 @@ def _is_library(
     return inside or bool(re.search(r'[/\\](site|dist)-packages[/\\]|^<frozen', file))
 
 # %% ../../nbs/13_measure_leaks.ipynb #d80d204f
-def _site(
-    frame,       # innermost frame to consider
-    thread:int,  # whose lines count where this thread has none
-)->Site:
+def _site(frame, thread:int)->Site:
     "The innermost line that is not torch's, and, where that is a library's, yours that led there"
     first = None
     for f in (frame, sys._current_frames().get(thread)):
@@ -742,11 +705,7 @@ def _names_of_locals():
     return named
 
 # %% ../../nbs/13_measure_leaks.ipynb #0a59661b
-def _named_root(
-    parent, # something that refers to `child`
-    child,
-    below,  # what `child` refers to, on the way to the tensor
-): # text, or None where the parent has no name by itself
+def _named_root(parent, child, below): # text, or None where the parent has no name by itself
     "How a module, a class or a closure calls `child`"
     if isinstance(parent, dict) and '__name__' in parent and '__builtins__' in parent:
         name = next((k for k, v in parent.items() if v is child), None)
@@ -761,10 +720,7 @@ def _named_root(
     return None
 
 
-def _link(
-    parent,
-    child,
-)->str:
+def _link(parent, child)->str:
     "What the parent is, on the way from a name to a tensor"
     if isinstance(parent, list | tuple | set): return f'a {type(parent).__name__} of {len(parent):,}'
     if isinstance(parent, dict):
@@ -774,12 +730,7 @@ def _link(
     return f'`{names[0]}` of a `{type(parent).__name__}`' if names else f'a `{type(parent).__name__}`'
 
 # %% ../../nbs/13_measure_leaks.ipynb #b0f6d9ef
-def _holder_of(
-    targets:list, # objects
-    locals_,      # from `_names_of_locals`
-    ignored,      # ids of objects of the search itself
-    levels:int=8,
-)->str: # '' where no name was found
+def _holder_of(targets:list, locals_, ignored, levels:int=8)->str: # '' where no name was found
     "Who refers to one of the targets, by the nearest name"
     for target in targets:
         if id(target) in locals_: return locals_[id(target)]
@@ -807,9 +758,7 @@ def _holder_of(
 def _on_the_way(name, links): return name + (f" ({' → '.join(links)})" if links else '')
 
 # %% ../../nbs/13_measure_leaks.ipynb #6bbca8f4
-def _storage_key(
-    t:Tensor,
-): # a number, or None where the tensor has no storage (sparse and nested ones)
+def _storage_key(t:Tensor): # a number, or None where the tensor has no storage (sparse and nested ones)
     "What identifies the storage of a tensor"
     try: return t.untyped_storage()._cdata
     except (NotImplementedError, RuntimeError): return None
@@ -821,12 +770,7 @@ def _saving_attributes(node_type):
     return [name for name in dir(node_type) if name.startswith('_saved_') or name == 'saved_tensors']
 
 
-def _saved_storages(
-    tensor:Tensor, # one with a graph
-    storages:set,  # `_cdata` of storages
-    seen:set,      # nodes that need not be visited; grows
-    most:int=50_000, # of them
-)->dict: # `_cdata`: name of the operator
+def _saved_storages(tensor:Tensor, storages:set, seen:set, most:int=50_000)->dict:
     "Which of the storages the tensor's graph keeps for the backward pass, and for which operator"
     todo, found = [tensor.grad_fn], {}
     while todo and len(seen) < most:
@@ -842,10 +786,7 @@ def _saved_storages(
     return found
 
 # %% ../../nbs/13_measure_leaks.ipynb #06722693
-def _referred_to(
-    tensors:list,
-    locals_, # from `_names_of_locals`
-)->set: # of ids
+def _referred_to(tensors:list, locals_)->set: # of ids
     "Those to which something in Python refers, beside this list"
     ids = {id(t) for t in tensors}
     found = ids & locals_.keys()
@@ -855,10 +796,7 @@ def _referred_to(
     return found
 
 
-def _holders(
-    groups:list, # sets of `_cdata` of living storages
-    most:int=9,  # tensors of a group that are asked
-)->list: # for each: text, '' where it can't be told
+def _holders(groups:list, most:int=9)->list: # for each: text, '' where it can't be told
     "Who keeps them alive: a tensor's nearest name, or that of a graph that has saved one of them"
     tensors = [t for t in gc.get_objects() if issubclass(type(t), Tensor)]
     locals_, ignored = _names_of_locals(), {id(tensors)}
@@ -971,11 +909,7 @@ def bandwidth(
     return 2*nbytes/min(seconds)/1e9
 
 # %% ../../nbs/13_measure_out_of_memory.ipynb #4c63d601
-def _time_jump(
-    seconds:np.ndarray, # (steps,) per step, or per token
-    full:np.ndarray,    # (steps,) bool: was the card full?
-    last:int=8,         # steps to judge
-)->float|None: # times slower; None where there is no jump while full
+def _time_jump(seconds:np.ndarray, full:np.ndarray, last:int=8)->float|None:
     "By how much the last steps are slower than those before, robustly"
     if len(seconds) < 2*last or not full[-last:].all(): return None
     now, old, room = seconds[-last:], seconds[:-last], ~full[:-last]
@@ -1047,10 +981,7 @@ def _size(number, unit):
     return n if n < _NVML_UNKNOWN else None
 
 # %% ../../nbs/13_measure_out_of_memory.ipynb #f92cbab0
-def _own_process(
-    found:dict,  # quantity: bytes
-    others:list, # bytes of each process that the message names by a number
-)->int|None: # one of `others`
+def _own_process(found:dict, others:list)->int|None: # one of `others`
     "Which of the processes is this one, under a number that it doesn't know (in a container, on Colab)"
     if not {'total', 'free', 'tensors', 'cached'} <= set(found): return None
     ours, rounding = found['tensors'] + found['cached'], 32*MiB
@@ -1058,9 +989,7 @@ def _own_process(
     return min((n for n in others if n >= ours - rounding), default=None)
 
 # %% ../../nbs/13_measure_out_of_memory.ipynb #5033fc9e
-def _read_error(
-    text:str, # an out-of-memory message
-)->dict: # quantity: bytes, as far as the message says
+def _read_error(text:str)->dict: # quantity: bytes, as far as the message says
     "The figures of an out-of-memory error"
     found = {
         name: next((_size(*m.groups()) for p in patterns if (m := re.search(p, text))), None)
@@ -1086,18 +1015,14 @@ def _read_error(
     return found
 
 # %% ../../nbs/13_measure_out_of_memory.ipynb #a216a9c7
-def _expression(
-    f, # traceback.FrameSummary
-)->str:
+def _expression(f)->str:
     "The part of the line that was being evaluated; the whole line where that is unknown or spans several"
     line = linecache.getline(f.filename, f.lineno)
     if f.colno is None or f.lineno != f.end_lineno: return line.strip()
     return line.encode()[f.colno:f.end_colno].decode(errors='replace').strip()
 
 # %% ../../nbs/13_measure_out_of_memory.ipynb #53e105f7
-def _failed_at(
-    error, # an exception that was raised
-):
+def _failed_at(error):
     "(operator, innermost frame that is not torch's, names of the calling functions): where it happened"
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if not f.filename.startswith(_NOT_USER_CODE)]
@@ -1124,10 +1049,7 @@ def free_traceback(
     if torch.cuda.is_initialized(): torch.cuda.empty_cache()
 
 # %% ../../nbs/13_measure_out_of_memory.ipynb #7bdd08f9
-def _fitting_lines(
-    limit:int,       # bytes
-    candidates:list, # of (change, peak in bytes), that which costs least first
-)->list: # lines
+def _fitting_lines(limit:int, candidates:list)->list: # lines
     "The first three changes that would fit, with their peaks"
     fit = [(change, peak) for change, peak in candidates if peak <= limit][:3]
     if not fit and candidates:
@@ -1151,17 +1073,13 @@ def _fitting_lines(
     ]
 
 # %% ../../nbs/13_measure_out_of_memory.ipynb #535950e0
-def _change_lines(
-    predict, # function: () → (limit in bytes, [(change, peak in bytes), …], least costly first)
-)->list: # lines
+def _change_lines(predict)->list: # lines
     "What `_fitting_lines` says, or why the prediction failed: this page must not fail too"
     try: return _fitting_lines(*predict())
     except Exception as e: return [f'The prediction failed: {type(e).__name__}: {e}']
 
 # %% ../../nbs/13_measure_out_of_memory.ipynb #c358aeed
-def _hints(
-    f:dict, # from `_read_error`
-)->list: # sentences
+def _hints(f:dict)->list: # sentences
     "What the figures by themselves give away"
     hints, requested = [], f.get('requested', 0)
     missing = requested - f.get('free', 0)
@@ -1194,9 +1112,7 @@ _ROWS = {
 _ROWS_CPU = {'rss': 'held by this process', 'available': 'the system could still give'}
 
 
-def _from_device(
-    now:dict, # from `memory_now` of a GPU
-)->dict: # as from `_read_error`
+def _from_device(now:dict)->dict: # as from `_read_error`
     "The figures of the moment, for an error that gives none"
     return {
         'total': now['card total'],
@@ -1207,10 +1123,7 @@ def _from_device(
     }
 
 # %% ../../nbs/13_measure_out_of_memory.ipynb #00f9e9a0
-def _place_lines(
-    figures:dict, # from `_read_error`
-    error,        # the exception, with its traceback
-)->list: # lines
+def _place_lines(figures:dict, error)->list: # lines
     "How much was asked for, by which operator, and where"
     operator, frame, calls = _failed_at(error)
     if 'requested' in figures:
@@ -1221,10 +1134,7 @@ def _place_lines(
     return lines
 
 
-def _memory_lines(
-    figures:dict, # from `_read_error` or `_from_device`
-    now:dict,     # from `memory_now`, before anything was freed
-)->list: # lines
+def _memory_lines(figures:dict, now:dict)->list: # lines
     "What fills the card, or the memory of the computer"
     on_card = 'total' in figures
     lines = [f"The card, {fmt_bytes(figures['total'])}:" if on_card else 'The memory of the computer:']

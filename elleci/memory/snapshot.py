@@ -60,11 +60,7 @@ class Placement:
         return f'Placement({len(self.sizes):,} blocks in {len(self.segments):,} segments, {held} at most)'
 
 # %% ../../nbs/12_snapshot.ipynb #2c0aafb5
-def _place(
-    allocator,       # `_LoggedAllocator` or `_LoggedExpandableAllocator`, fresh
-    trace:Trace,
-    workspaces:list, # bytes of each block that is taken first
-)->Placement:
+def _place(allocator, trace:Trace, workspaces:list)->Placement:
     "Run a trace through one allocator, and write down what lands where"
     n = len(trace.allocations)
     addresses, sizes = np.zeros(n, np.int64), np.zeros(n, np.int64)
@@ -83,10 +79,7 @@ def _place(
     return Placement(addresses, sizes, segments, workspaces, np.array(reserved, np.int64), allocator)
 
 # %% ../../nbs/12_snapshot.ipynb #ba223634
-def _workspaces(
-    trace:Trace,
-    replayed:Replay, # of the trace, maybe after workspaces
-)->list: # bytes of each, largest first
+def _workspaces(trace:Trace, replayed:Replay)->list: # bytes of each, largest first
     "What is alive at the end of a replay, and not the trace's"
     live = Counter(n for s in replayed.segments for _, state, n in s['blocks'] if state == LIVE)
     live -= Counter(a.nbytes for a in trace.alive(len(trace.events) - 1))
@@ -112,17 +105,13 @@ WORKSPACE_FRAMES = [dict(name='library workspace', filename='operator', line=0),
                     dict(name='workspaces', filename='category', line=0)]
 
 
-def _source_line(
-    allocation:Allocation,
-)->tuple: # (file, line); ('operator', 0) where the trace doesn't say
+def _source_line(allocation:Allocation)->tuple: # (file, line); ('operator', 0) where the trace doesn't say
     "Where in the user's program an allocation was made"
     found = re.match(r'(.+):(\d+)( in a library)?$', getattr(allocation, 'line', ''))
     return (found[1], int(found[2])) if found else ('operator', 0)
 
 
-def _frames(
-    allocation:Allocation,
-)->list: # of dicts, the innermost first
+def _frames(allocation:Allocation)->list: # of dicts, the innermost first
     "The frames of an allocation"
     file, line = _source_line(allocation)
     told = allocation.layer or '(no layer)', allocation.phase, allocation.category
@@ -141,23 +130,13 @@ class _Frames:
         return self.known[key]
 
 # %% ../../nbs/12_snapshot.ipynb #1e7c9e96
-def _entry(
-    action:str, # as PyTorch names it
-    address:int,
-    nbytes:int,
-    event:int,  # its number stands for the time
-    frames=None, # a list of dicts
-)->dict:
+def _entry(action:str, address:int, nbytes:int, event:int, frames=None)->dict:
     "One entry of a history, with PyTorch's keys"
     return dict(action=action, addr=int(address), size=int(nbytes), stream=0, time_us=int(event),
                 frames=frames or [], compile_context='N/A', user_metadata='')
 
 
-def _history(
-    trace:Trace,
-    placed:Placement,
-    frames:_Frames,
-)->list: # of dicts
+def _history(trace:Trace, placed:Placement, frames:_Frames)->list: # of dicts
     "What the allocator does, entry by entry"
     entries, taken = [], {}
     for address, nbytes, k in placed.segments: taken.setdefault(k, []).append((address, nbytes))
@@ -174,11 +153,7 @@ def _history(
     return entries + [_entry('snapshot', 0, 0, len(trace.device_events))]
 
 # %% ../../nbs/12_snapshot.ipynb #bbd99adb
-def _segments_at_end(
-    trace:Trace,
-    placed:Placement,
-    frames:_Frames,
-)->list: # of dicts
+def _segments_at_end(trace:Trace, placed:Placement, frames:_Frames)->list: # of dicts
     "The segments after the last event, with PyTorch's keys"
     owners = {int(placed.addresses[i]): frames.of(a) for i, a in enumerate(trace.allocations)
               if a.free_event is None and not a.host}
@@ -259,10 +234,7 @@ DATA_OPCODES = frozenset('''
 STORES = frozenset(('PUT', 'BINPUT', 'LONG_BINPUT'))
 
 
-def _check_instructions(
-    raw:bytes,
-    path, # for the message
-):
+def _check_instructions(raw:bytes, path):
     "Raise `UserError` unless a pickle only makes data"
     for n, (opcode, argument, _) in enumerate(pickletools.genops(raw)):
         if opcode.name not in DATA_OPCODES:
@@ -283,9 +255,7 @@ class _DataUnpickler(pickle.Unpickler):
 SNAPSHOT_LIMIT = GiB    # bytes that a file may have at most
 
 
-def _load_data(
-    path:str|Path,
-): # dict, list, …
+def _load_data(path:str|Path): # dict, list, …
     "What a pickle of plain data holds; `UserError` for one that is damaged, too large, or carries code"
     try:
         raw = read_limited(path, SNAPSHOT_LIMIT)
@@ -377,10 +347,7 @@ class _Reader:
         return dict(address=base, total_size=total, blocks=blocks)
 
 # %% ../../nbs/12_snapshot.ipynb #29b07a50
-def _pick_device(
-    histories:list, # one for each GPU
-    device:int|None, # as given
-)->int:
+def _pick_device(histories:list, device:int|None)->int:
     "The GPU that is meant: the one given, or that with the longest history"
     n_devices = max(len(histories), 1)
     if device is None: return max(range(n_devices), key=lambda i: len(histories[i]) if histories else 0)

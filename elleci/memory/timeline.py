@@ -111,19 +111,13 @@ def _segment_columns(segments):
     return dict(zip(('address', 'size', 'start', 'end'), np.array(segments, np.int64).reshape(-1, 4).T))
 
 # %% ../../nbs/12_timeline.ipynb #07c6e856
-def _outer_layer(
-    layer:str, # 'blocks.3.ffn.up'
-)->str: # 'blocks.3'
+def _outer_layer(layer:str)->str: # 'blocks.3'
     "The part of a layer's name up to its first number, or its first part"
     numbered = re.match(r'(?:[^.\d][^.]*\.)*\d+', layer)
     return numbered[0] if numbered else layer.partition('.')[0]
 
 
-def _trace_bands(
-    rows:_Rows,
-    trace:Trace,
-    events, # numbers of the events that are shown
-)->dict:
+def _trace_bands(rows:_Rows, trace:Trace, events)->dict:
     "Step, phase and layer of each event"
     steps, phases, layers = [], [], []
     for event in events:
@@ -223,9 +217,7 @@ from .allocator import FREE, CachingAllocator
 from .snapshot import FRAME_KINDS, Snapshot, check_output, snapshot_from_dict
 
 # %% ../../nbs/12_timeline_page.ipynb #e65daa90
-def _encode(
-    column:np.ndarray, # whole numbers
-)->dict: # type, as JavaScript looks it up, and data
+def _encode(column:np.ndarray)->dict: # type, as JavaScript looks it up, and data
     "A column as text"
     low, high = int(column.min(initial=0)), int(column.max(initial=0))
     fits = [kind for kind in ('u1', 'u2', 'u4') if low >= 0 and high < 256**int(kind[1])]
@@ -347,9 +339,7 @@ class _Lives:
         return sorted((x for x in self.closed + alive if x[2] < x[3]), key=lambda x: (x[2], x[0]))
 
 
-def _snapshot_lives(
-    snapshot:Snapshot,
-)->tuple: # (events, lives of blocks, lives of segments)
+def _snapshot_lives(snapshot:Snapshot)->tuple: # (events, lives of blocks, lives of segments)
     "When each block and each segment of a recording came and went"
     blocks, segments, n = _Lives(), _Lives(), 0
     history = zip(snapshot.actions, snapshot.addresses.tolist(), snapshot.sizes.tolist(), snapshot.frames)
@@ -377,27 +367,19 @@ OTHER_SITES = 'all else'
 TORCH_FRAMES = re.compile(r'[/\\]torch[/\\]|^<|^\?\?|\.(cpp|cc|c|h|hpp|cu)$')
 
 
-def _told(
-    frames:tuple, # of (name, filename, line)
-)->dict: # what our own frames tell, see `FRAME_KINDS`
+def _told(frames:tuple)->dict: # what our own frames tell, see `FRAME_KINDS`
     "Layer, phase and category of a block, where we wrote the snapshot"
     return {kind: name for name, kind, _ in frames if kind in FRAME_KINDS}
 
 
-def _site(
-    frames:tuple, # of (name, filename, line), the innermost first
-)->tuple: # (operator, source line)
+def _site(frames:tuple)->tuple: # (operator, source line)
     "The function that allocated, and the innermost line that isn't PyTorch's own"
     own = [f for f in frames if not TORCH_FRAMES.search(f[1]) and f[1] not in (*FRAME_KINDS, 'operator')]
     line = f'{own[0][1]}:{own[0][2]}' if own else ''
     return frames[0][0] if frames else '', line
 
 
-def _groups_of(
-    names:list,        # of each block
-    lives:list,        # (address, size, start, end, …) of each
-    n_events:int,
-)->dict: # name: colour
+def _groups_of(names:list, lives:list, n_events:int)->dict: # name: colour
     "The names that hold most at the peak get a colour each"
     start, end, size = (np.array([x[k] for x in lives], np.int64) for k in (2, 3, 1))
     change = np.zeros(n_events + 1, np.int64)
@@ -436,12 +418,7 @@ def snapshot_timeline(
     return Timeline(title, 'measured', n, groups, rows.strings(), rows.columns(), columns, {}, limit)
 
 # %% ../../nbs/12_timeline_page.ipynb #17b91ca2
-def _measured_timeline(
-    events:list, # ('a', key, nbytes) and ('f', key)
-    ops:dict,    # key: operator or source line
-    title:str,
-    limit:int|None,
-)->Timeline:
+def _measured_timeline(events:list, ops:dict, title:str, limit:int|None)->Timeline:
     "The timeline of what `measure` recorded"
     allocator, lives, address = CachingAllocator(), _Lives(), {}
     for k, event in enumerate(events):

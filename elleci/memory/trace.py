@@ -48,9 +48,7 @@ class Allocation:
 # %% ../../nbs/11_trace.ipynb #19481dd6
 class _StepPosition(Listener):
     "Which phase and which layer a step is in"
-    def __init__(self,
-        model:nn.Module, # whose modules are the layers
-    ):
+    def __init__(self, model:nn.Module):
         self.phase = 'build'
         self.backward_seen = False      # since the last forward pass or update
         self.ran_without_grad = set()   # layers of this step
@@ -145,9 +143,7 @@ class _StepPosition(Listener):
 
 # %% ../../nbs/11_trace.ipynb #c656c13e
 @contextlib.contextmanager
-def _step_hooks(
-    position:_StepPosition, # learns which module runs, when an optimizer steps and when it zeroes gradients
-):
+def _step_hooks(position:_StepPosition):
     "Hooks into PyTorch, for as long as it lasts"
     real_zero_grad = torch.optim.Optimizer.zero_grad
     @functools.wraps(real_zero_grad)
@@ -165,25 +161,19 @@ def _step_hooks(
         for hook in hooks: hook.remove()
 
 # %% ../../nbs/11_trace.ipynb #500f011f
-def _storage_key(
-    t:Tensor,
-)->int:
+def _storage_key(t:Tensor)->int:
     "The address of the storage's C++ object: the same for all views, and used again once it's freed"
     return t.untyped_storage()._cdata
 
 
-def _tensors(
-    out, # an operator's output, or arguments
-)->list:
+def _tensors(out)->list:
     "The tensors in it, lists opened"
     if isinstance(out, Tensor): return [out]
     if isinstance(out, (tuple, list)): return [t for x in out for t in _tensors(x)]
     return []
 
 # %% ../../nbs/11_trace.ipynb #8999fa86
-def _common_module(
-    layers:list, # names of modules
-)->str:
+def _common_module(layers:list)->str:
     "The innermost module that all of them lie in; '' if there is none"
     return '.'.join(os.path.commonprefix([layer.split('.') for layer in layers])) if layers else ''
 
@@ -192,10 +182,7 @@ class _AllocationLog:
     "Storages that are made and freed, in order, each with the phase and the layer in which it happened"
     line_of = None  # of a phase: the source line, see `11_trace_lines`
 
-    def __init__(self,
-        position:_StepPosition, # where the step is
-        on_host:list,           # tensors that lie in host memory from the start
-    ):
+    def __init__(self, position:_StepPosition, on_host:list):
         self.position = position
         self.on_host = {_storage_key(t) for t in on_host}
         self.step = 0
@@ -277,9 +264,7 @@ class _AllocationLog:
         self.events.append(~i)
 
 # %% ../../nbs/11_trace.ipynb #bb998c15
-def _describe(
-    args, # of an operator
-)->tuple:
+def _describe(args)->tuple:
     "What an operator's outputs depend on: shapes, dtypes, whole numbers; not the values of floats"
     key = []
     for a in args:
@@ -299,12 +284,7 @@ def _return_none(args): return None
 def _return_first(args): return args[0]
 
 # %% ../../nbs/11_trace.ipynb #f60dde75
-def _output_factory(
-    args:tuple,      # of an operator
-    out,             # what it gave
-    described:tuple, # `_describe(args)`, from before the operator ran
-    fresh:list,      # for each tensor of `out`: whether it is on meta and was made by the operator
-): # a function of the arguments; None where only the operator itself can do it
+def _output_factory(args:tuple, out, described:tuple, fresh:list):
     "What makes `out` again"
     if out is None:
         written = _tensors(args[0]) if args else []
@@ -337,10 +317,7 @@ FLAG_REDUCTIONS = {aten.any.default, aten.any.dim, aten.logical_or.default, aten
 
 class _OperatorInfo:
     "What the recorder looks up once for each operator"
-    def __init__(self,
-        func,       # the operator
-        target:str, # 'cpu' or 'cuda'
-    ):
+    def __init__(self, func, target:str):
         self.func = func
         self.name = str(func)
         self.is_view = func.is_view
@@ -380,10 +357,7 @@ _OURS = sys.modules[UserError.__module__].__file__
 _NOT_THE_USER = str(Path(torch.__file__).parent), str(Path(_OURS).parent)
 
 
-def _shown_line(
-    name:str, # of a file, or of a notebook's cell
-    line:int,
-)->str: # 'file.py:31', or 'cell:31'
+def _shown_line(name:str, line:int)->str: # 'file.py:31', or 'cell:31'
     "A place in somebody's code"
     in_cell = 'ipython-input' in name or 'ipykernel' in name
     return f"{'cell' if in_cell else Path(name).name}:{line}"
@@ -647,9 +621,7 @@ class Recorder(TorchDispatchMode):
         return found.phase == 'build' or found.category == 'weights'
 
 # %% ../../nbs/11_trace.ipynb #a088642c
-def _by_category(
-    allocations, # of `Allocation`
-)->dict: # category: bytes, all of `CATEGORIES`
+def _by_category(allocations)->dict: # category: bytes, all of `CATEGORIES`
     "The sum of each category"
     out = dict.fromkeys(CATEGORIES, 0)
     for a in allocations: out[a.category] += a.nbytes
@@ -741,24 +713,15 @@ class Trace:
         return out
 
 # %% ../../nbs/11_trace.ipynb #5053155e
-def _kept_for_backward(
-    allocation:Allocation,
-    backward_events:list, # numbers of the events in which backward passes made something, ascending
-)->bool:
+def _kept_for_backward(allocation:Allocation, backward_events:list)->bool:
     "Whether it outlived its phase, or lived while something was made in a backward pass"
     if allocation.free_phase != allocation.phase: return True
     before = bisect.bisect(backward_events, allocation.alloc_event)
     return bisect.bisect(backward_events, allocation.free_event) > before
 
 # %% ../../nbs/11_trace.ipynb #dfe083ef
-def _category(
-    i:int,                  # number of the allocation
-    allocation:Allocation,  # it
-    gradients:set,          # numbers of the allocations that accumulate gradients of weights
-    optimizer_states:set,   # numbers of those that an optimizer holds at the end
-    loss_layers:tuple,      # modules whose tensors count as 'logits and loss'
-    backward_events:list,   # numbers of the events in which backward passes made something, ascending
-)->str: # one of `CATEGORIES`
+def _category(i:int, allocation:Allocation, gradients:set, optimizer_states:set, loss_layers:tuple,
+              backward_events:list)->str:
     "What a storage was for"
     if allocation.category: return allocation.category      # known from the start, or stated by a label
     if i in gradients: return 'gradients'
@@ -781,10 +744,7 @@ def gc_disabled():
         if was: gc.enable()
 
 # %% ../../nbs/11_trace.ipynb #7becdfb5
-def _preexisting_first(
-    allocations:list, # of `Allocation`; their events are numbered again
-    events:list,      # i where allocations[i] is made, ~i where it is freed
-)->list: # of the same events
+def _preexisting_first(allocations:list, events:list)->list: # of the same events
     "Moves what turned out to have been there before to the beginning"
     there = [e for e in events if e >= 0 and allocations[e].phase == 'build']
     events = there + [e for e in events if e < 0 or allocations[e].phase != 'build']
@@ -826,9 +786,7 @@ _META_ERRORS = {
 }
 
 
-def _error_line(
-    e:BaseException,
-)->str: # 'file.py:31'
+def _error_line(e:BaseException)->str: # 'file.py:31'
     "The innermost line in an error's traceback that is the user's; a library's where there is none"
     frames, fallback = [], ''
     tb = e.__traceback__
@@ -881,11 +839,7 @@ def _check_kinds(model:nn.Module):
             )
 
 
-def _check_on_meta(
-    model:nn.Module,
-    inputs:list,  # tensors
-    on_host,      # tensors
-):
+def _check_on_meta(model:nn.Module, inputs:list, on_host):
     "Raise `UserError` for a model that is none, and for the first tensor that is not on meta"
     if not isinstance(model, nn.Module):
         raise UserError(f'model is a {type(model).__name__}: give a torch module, which the step trains.')
@@ -902,9 +856,7 @@ def _check_on_meta(
             )
 
 # %% ../../nbs/11_trace.ipynb #37d764b6
-def _optimizer_states(
-    recorder:Recorder, # after the steps
-)->set: # numbers of allocations
+def _optimizer_states(recorder:Recorder)->set: # numbers of allocations
     "Which storages the optimizers hold"
     states = [state for optimizer in recorder.position.optimizers for state in optimizer.state.values()]
     tensors = [t for state in states for t in state.values() if isinstance(t, Tensor)]
@@ -913,11 +865,7 @@ def _optimizer_states(
     return {recorder.log.index_of(t) for t in tensors} - {None}
 
 
-def _as_trace(
-    recorder:Recorder, # after the steps
-    loss_layers:tuple, # modules whose tensors count as 'logits and loss'
-    model:nn.Module,
-)->Trace:
+def _as_trace(recorder:Recorder, loss_layers:tuple, model:nn.Module)->Trace:
     "What was recorded, each allocation with its category; nothing is recorded any more"
     log = recorder.log
     optimizer_states = _optimizer_states(recorder)
@@ -929,11 +877,7 @@ def _as_trace(
                  recorder.questions.asked(), recorder.notes.sentences(model, recorder.known))
 
 
-def _run_steps(
-    recorder:Recorder,
-    step,      # makes one training step
-    steps:int,
-):
+def _run_steps(recorder:Recorder, step, steps:int):
     "The steps, recorded"
     frames = torch._dynamo.eval_frame
     compiled = recorder.notes.watch_compiled(frames._callback_from_stance)
@@ -950,12 +894,7 @@ def _run_steps(
             step()
 
 
-def _run_with_answers(
-    make_recorder, # of the lines whose questions get the other answer
-    step,          # makes one training step
-    steps:int,
-    model:nn.Module,
-)->Recorder: # after the steps
+def _run_with_answers(make_recorder, step, steps:int, model:nn.Module)->Recorder: # after the steps
     "Run the steps; where they end in an error behind a question, again with the other answer"
     denied, tried = set(), []
     furthest, error = -1, None
