@@ -57,14 +57,14 @@ class Timed:
 
     def switch(self, on):
         if self.view:
-            clock = time.pthread_getcpuclockid(self.view.poll_thread.ident)
+            clock = time.pthread_getcpuclockid(self.view.ident)
             self.viewing += time.clock_gettime(clock)
             self.view.close()
             self.view = None
         if on:
             from elleci.dashboard.run_view import RunView
             self.view = RunView(self.run, [self.run], 2.)
-            self.view.poll_thread.start()
+            self.view.start()
 
 def train(steps, run, view, **settings):
     model, t = elleci.config.PRESETS['elleci-tiny']()

@@ -26,8 +26,8 @@ from ..planning.planner import PlannedRun, refine_with_account, run_in_subproces
 from ..planning.predict import Prediction
 from ..planning.step_time import MACHINES, product_seconds
 from .charts import view_class
-from .drawing import BAR_COLOURS
-from .run_view import widgets_available
+from .charts import BAR_COLOURS
+from .charts import widgets_available
 
 # %% ../../nbs/81_planner_view.ipynb #6bd880a1
 def _powers(lo, hi): return tuple(2**i for i in range(lo, hi + 1))

@@ -8,15 +8,16 @@ __all__ = ['SEND_THEME', 'TimelineFrame', 'timeline']
 # %% ../../nbs/80_timeline_view.ipynb #7c67edad
 import functools, re, zlib
 from html import escape
-from ..core import UserError, optional
-from .run_view import widgets_available
+from ..core import require
+from .charts import widgets_available
 from ..memory.timeline import as_timeline, timeline_html, timeline_payload, web_file
 
 # %% ../../nbs/80_timeline_view.ipynb #b88a705e
 @functools.cache
 def _widget_class():
     "The widget, made when it is first needed: anywidget may be absent"
-    anywidget, traitlets = optional('anywidget'), optional('traitlets')
+    anywidget = require('anywidget', 'show a timeline as a widget')
+    traitlets = require('traitlets', 'show a timeline as a widget')
 
     class TimelineWidget(anywidget.AnyWidget):
         "The interactive timeline"
@@ -51,10 +52,8 @@ class TimelineFrame:
     "The interactive timeline as a page in a frame; `str` of it is one line"
     def __init__(self,
         timelines:list, # of one `Timeline`, or two to be laid over each other
-        height:int=780, # pixels
     ):
         self.timelines = timelines
-        self.height = height
 
     def __repr__(self): return repr(self.timelines[0])
 
@@ -63,7 +62,7 @@ class TimelineFrame:
         name = f'elleci-{zlib.crc32(page.encode()):08x}'
         names = sorted(set(re.findall(r'--jp-[a-z0-9-]+', web_file('timeline.css'))))
         # Scripts may run in the frame, and reach nothing outside of it.
-        size = f'width="100%" height="{self.height}" style="border:0"'
+        size = 'width="100%" height="780" style="border:0"'
         frame = (f'<iframe id="{name}" sandbox="allow-scripts" title="Memory timeline of {title}" {size} '
                  f'srcdoc="{page}"></iframe>')
         return f'{frame}<script>{SEND_THEME % dict(id=name, names=names)}</script>'
@@ -79,9 +78,5 @@ def timeline(
     "The interactive picture of a step, to be shown as the last line of a cell"
     timelines = [as_timeline(source, title, limit)]
     if measured is not None: timelines.append(as_timeline(measured))
-    has_anywidget = optional('anywidget') is not None
-    if interactive is None: interactive = has_anywidget and widgets_available()
-    if not interactive: return TimelineFrame(timelines)
-    if not has_anywidget:
-        raise UserError('A widget needs `anywidget`: leave `interactive` out, or install elleci[notebook].')
-    return _widget_class()(timelines)
+    if interactive is None: interactive = widgets_available()
+    return _widget_class()(timelines) if interactive else TimelineFrame(timelines)
