@@ -177,7 +177,6 @@ def _plot_timeline(ax, timeline):
 def _plot_bars(ax, facts):
     "Bytes at the peak, and the card's end"
     ax.set_title('Memory at the peak, GiB', fontsize=10, loc='left')
-    ax.set_xlim(left=0)
     for bar in reversed(facts['bars']):
         left = 0.
         for part in bar['parts']:
@@ -188,6 +187,7 @@ def _plot_bars(ax, facts):
         label = f"limit {fmt_bytes(facts['limit'])}"
         ax.axvline(facts['limit']/GiB, color='#c1121f', ls='--', label=label)
     for entry in facts['legend']: ax.bar(0, 0, color=entry['colour'], label=entry['name'])
+    ax.set_xlim(left=0)
     ax.legend(fontsize=7, frameon=False, ncols=5, loc='upper left', bbox_to_anchor=(0, -.25))
 
 # %% ../../nbs/80_run_view.ipynb #12a97c42
