@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from elleci.config import ModelConfig
 from elleci.core import atomic_write, seed_everything
-from elleci.inference.tasks import copy_row, learn_task, recall_chance, recall_row, score_task
-from elleci.model import Elleci
+from elleci.documents import IGNORE_INDEX
+from elleci.inference.tasks import copy_row, recall_chance, recall_row, score_task
+from elleci.model import Elleci, token_loss
 from tiny import ROOT, commit, hardware
 
 # Patterns of mixers, and how many layers there are.
@@ -43,6 +44,27 @@ TASKS = dict(
     recall=(recall_row, range(5, 21), (2, 8), (2, 4, 6, 8), recall_chance),
 )
 
+def learn(model, make_row, sizes, steps, lr, seed, batch_size=32):
+    "Train a model on rows of random size, with AdamW; the loss of each step, nats per answer token"
+    rng = np.random.default_rng(seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr, betas=(.9, .95), weight_decay=.01)
+    losses = []
+    for step in range(steps):
+        optimizer.param_groups[0]['lr'] = lr*min((step + 1)/(.1*steps), 2*(1 - step/steps), 1)
+        size = int(rng.integers(sizes[0], sizes[1] + 1))
+        rows = [make_row(rng, size) for _ in range(batch_size)]
+        ids = torch.from_numpy(np.stack([row.ids for row in rows]))
+        labels = torch.full_like(ids, IGNORE_INDEX)
+        for line, row in zip(labels, rows): line[row.scored] = torch.from_numpy(row.ids[row.scored])
+        labels = labels[:, 1:]
+        loss = token_loss(model, model.hidden(ids[:, :-1]), labels)/(labels != IGNORE_INDEX).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.)
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
 def measure(task, pattern, layers, steps, items, seed):
     "Train a model on a task, and ask it for rows of several sizes"
     make, tokens, trained, sizes, chance = TASKS[task]
@@ -51,7 +73,7 @@ def measure(task, pattern, layers, steps, items, seed):
     seed_everything(seed)
     model = Elleci(ModelConfig(n_layers=layers, pattern=pattern, **WIDTHS))
     began = time.process_time()
-    losses = learn_task(model, make_row, trained, steps, lr=1e-2, seed=seed)
+    losses = learn(model, make_row, trained, steps, lr=1e-2, seed=seed)
     seconds = time.process_time() - began
     found = []
     for size in sizes:

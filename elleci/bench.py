@@ -11,17 +11,19 @@ __all__ = ['PLAIN', 'TOY', 'STEPS', 'HOOKS', 'STARTUP_STEPS', 'MAX_SECONDS', 'BA
            'describe_measurement', 'run_bench']
 
 # %% ../nbs/80_bench.ipynb #3bcf55ad
-import contextlib, hashlib, importlib.util, json, os, signal, statistics, subprocess, sys, threading, time
+import contextlib, hashlib, importlib.util, json, os, statistics, subprocess, sys, threading, time
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 import torch
 import torch.distributed as dist
-from .core import UserError, atomic_write, available_memory, fmt_bytes, is_out_of_memory, pick_device
+from .core import UserError, atomic_write, available_memory, fmt_bytes, is_out_of_memory, make_folder
 from .summary import shown_as_summary
-from .core import seed_everything
-from .config import TOKENIZER_KINDS, Config, TrainConfig, config_from_json, config_to_json
+from .core import pick_device, seed_everything
+from .files import read_json
+from .config import TOKENIZER_KINDS, Config, config_from_json, config_to_json
 from .config import resolve_config
 from .data.loader import make_loader, open_data
 from .data.plan import learn_tokenizer
@@ -219,10 +221,7 @@ class GPipe(Pipeline):
     schedule = 'gpipe'
 
 
-def num_processes(
-    config:Config,
-    hooks:list, # of `Hook`
-)->int:
+def num_processes(config, hooks):
     "How many processes make a row's steps"
     train = config.train
     return max([1, *(hook.processes for hook in hooks)])*max(1, train.dp)*train.cp*train.tp
@@ -259,11 +258,7 @@ class StepTimes:
         return tokens/sum(statistics.median(times)*len(times) for times in by_shape.values())
 
 # %% ../nbs/80_bench.ipynb #1419fd43
-def _build_engine(
-    config:Config,
-    hooks:list, # of `Hook`
-    device:torch.device,
-):
+def _build_engine(config, hooks, device):
     "Model, optimizer and engine as a run makes them"
     train = config.train
     seed_everything(train.seed)
@@ -284,20 +279,8 @@ def _make_step(engine, micro_batches):
         engine.skip()
 
 
-def _micro_batches(data, hooks, device):
-    "The micro-batches of a step, cut as the hooks want them, on the device"
-    micro_batches = data.micro_batches
-    for hook in hooks: micro_batches = hook.split(micro_batches)
-    return [[t.to(device) for t in micro_batch] for micro_batch in micro_batches]
-
-
-def _train(
-    engine,
-    train:TrainConfig,
-    mixture,
-    hooks:list,
-)->tuple: # (`StepTimes`, `StepMemory` of the first steps)
-    "The steps of a measurement"
+def _train(engine, train, mixture, hooks):
+    "The steps of a measurement: their `StepTimes`, and the `StepMemory` of the first"
     times = StepTimes()
     with contextlib.ExitStack() as stack:
         memory = stack.enter_context(measure_steps(engine))
@@ -305,7 +288,9 @@ def _train(
         if num_ranks() > 1: memory.blocks.clear()
         for step, data in enumerate(make_loader(mixture, train), 1):
             if step > STARTUP_STEPS: stack.close()
-            micro_batches = _micro_batches(data, hooks, engine.device)
+            micro_batches = data.micro_batches
+            for hook in hooks: micro_batches = hook.split(micro_batches)
+            micro_batches = [[t.to(engine.device) for t in micro_batch] for micro_batch in micro_batches]
             set_learning_rates(engine.optimizer, train, step, [])
             began, cpu_began = time.perf_counter(), time.process_time()
             # The loss is a number of Python's, so a GPU has finished when it is there.
@@ -324,10 +309,8 @@ def _weights(engine):
     return {name: t.float().cpu() for name, t in weights.items()}
 
 
-def weights_digest(
-    weights:dict, # name: tensor
-)->str: # 16 hexadecimal digits
-    "A checksum that is the same only for the same bits"
+def weights_digest(weights):
+    "A checksum of named tensors that is the same only for the same bits"
     digest = hashlib.sha256()
     for name, tensor in sorted(weights.items()):
         digest.update(name.encode())
@@ -335,32 +318,22 @@ def weights_digest(
     return digest.hexdigest()[:16]
 
 
-def weight_difference(
-    weights:dict,   # name: tensor
-    reference:dict, # the same of another row
-)->float|None: # None where it is another model
-    "The largest difference of any weight"
+def weight_difference(weights, reference):
+    "The largest difference of any weight; None where it is another model"
     def shapes(of): return {name: t.shape for name, t in of.items()}
     if shapes(weights) != shapes(reference): return None
     return max(float((weights[name] - reference[name]).abs().max()) for name in weights)
 
 # %% ../nbs/80_bench.ipynb #aafa1809
-def _limit_memory(
-    device:torch.device,
-    vram:int|None, # bytes; None: all there is
-)->int|None: # bytes that a training may take; None for the RAM of a CPU
-    "Let the allocator give no more than `vram`"
+def _limit_memory(device, vram):
+    "Let the allocator give no more than `vram`; bytes that a training may take, None for a CPU's RAM"
     if device.type != 'cuda': return vram
     total = torch.cuda.get_device_properties(device).total_memory
     if vram and vram < total: torch.cuda.set_per_process_memory_fraction(vram/total, device.index)
     return min(vram or total, total)
 
 
-def _predicted_peak(
-    config:Config,
-    hooks:list,
-    device:torch.device,
-)->int: # bytes
+def _predicted_peak(config, hooks, device):
     "What the account says of a row; where processes share the steps, of this one"
     target = 'cuda' if device.type == 'cuda' else 'cpu'
     for hook in hooks:
@@ -368,13 +341,6 @@ def _predicted_peak(
         if (peak := hook.peak(config, target)) is not None: return peak
     if num_ranks() > 1: return account_ranks(config, num_ranks(), target).peak_of(dist.get_rank())
     return account(config.model, config.train, target).peak_allocated
-
-
-def _measured_peak(memory):
-    "Bytes of the first steps, (allocated, reserved); (None, None) where measuring was given up"
-    if memory.given_up or not memory.steps: return None, None
-    measured = memory.measurement()
-    return measured.peak_allocated, measured.peak_reserved
 
 # %% ../nbs/80_bench.ipynb #dfd9c8d5
 def signs_of_not_fitting(
@@ -449,7 +415,10 @@ def _measure_process(config, hooks, folder, device, vram):
         _refuse_fallback(engine)
         losses = validate(engine, val_sources, config.train.batch_size, config.train.val_rows)
         weights = _weights(engine)
-        peak, reserved = _measured_peak(memory)
+    peak = reserved = None
+    if memory.steps and not memory.given_up:
+        measured = memory.measurement()
+        peak, reserved = measured.peak_allocated, measured.peak_reserved
     return dict(
         tokens_per_s=times.tokens_per_second(times.seconds),
         tokens_per_cpu_s=times.tokens_per_second(times.cpu_seconds),
@@ -483,13 +452,12 @@ def prepare_text(
     folder:str|Path,   # of a bench
 ):
     "The tokenizer of a bench, and its tokens, made once for all rows"
-    path, train = Path(folder)/'tokenizer.json', config.train
+    path, train, size = Path(folder)/'tokenizer.json', config.train, config.model.vocab_size
     if not path.exists():
-        is_file = train.tokenizer not in TOKENIZER_KINDS
-        size = config.model.vocab_size
         settings = train.data, train.mix, size, train.tokenizer, train.allow_unused_vocab, train.max_samples
+        is_file = train.tokenizer not in TOKENIZER_KINDS
         save_tokenizer(load_tokenizer(train.tokenizer, size) if is_file else learn_tokenizer(*settings), path)
-    open_data(train, load_tokenizer(path, config.model.vocab_size), Path(folder)/'tokens')
+    open_data(train, load_tokenizer(path, size), Path(folder)/'tokens')
 
 # %% ../nbs/80_bench.ipynb #d10f848b
 def _exit_with_parent():
@@ -498,9 +466,7 @@ def _exit_with_parent():
     os._exit(1)
 
 
-def _measure_request(
-    request:dict, # as `run_in_process` makes it
-)->dict: # a measurement, or why there is none
+def _measure_request(request):
     "Measure, and say in a sentence why that was impossible"
     config = config_from_json(request['config'])
     try: return measure(config, **request['arguments'], device=pick_device(request['device']))
@@ -534,40 +500,27 @@ def run_in_process(
 ):
     "Make one measurement in a process of its own; what goes wrong there is written down, too"
     path = Path(request['path'])
-    log = path.with_suffix('.log')
-    options = dict(start_new_session=True) if os.name == 'posix' else {}
+    log, said = path.with_suffix('.log'), [f'the process took more than {MAX_SECONDS} s']
     with open(log, 'wb') as f:
-        command = [sys.executable, '-c', _CODE]
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=f, stderr=f, env=os.environ | env, **options
+            [sys.executable, '-c', _CODE], stdin=subprocess.PIPE, stdout=f, stderr=f, env=os.environ | env
         )
         try:
             process.stdin.write(json.dumps(request).encode() + b'\n')
             process.stdin.flush()
-            code = process.wait(MAX_SECONDS)
-        except (subprocess.TimeoutExpired, BrokenPipeError): code = None
-        finally: _end(process)
-    if not path.exists(): atomic_write(path, json.dumps(dict(failed=_last_line(log, code))) + '\n')
+            said = [f'the process ended with exit code {process.wait(MAX_SECONDS)}']
+        except (subprocess.TimeoutExpired, BrokenPipeError): pass
+        finally:
+            process.kill()
+            process.wait()
+            with contextlib.suppress(OSError): process.stdin.close()
+    if not path.exists():
+        said += log.read_text(errors='replace').strip().splitlines()
+        atomic_write(path, json.dumps(dict(failed=said[-1][:300])) + '\n')
     log.unlink(missing_ok=True)
 
-
-def _end(process):
-    "Kill a process and those that it started, if they still run"
-    with contextlib.suppress(OSError):
-        if os.name == 'posix': os.killpg(process.pid, signal.SIGKILL)
-        else: process.kill()
-    process.wait()
-    with contextlib.suppress(OSError): process.stdin.close()
-
-
-def _last_line(log, code):
-    "What a process that failed said last"
-    lines = log.read_text(errors='replace').strip().splitlines()
-    how = f'took more than {MAX_SECONDS} s' if code is None else f'ended with exit code {code}'
-    return lines[-1][:300] if lines else f'the process {how}'
-
 # %% ../nbs/80_bench.ipynb #f55556b3
-def code_digest()->str: # 12 hexadecimal digits
+def code_digest():
     "A checksum over the source of this package, also where there is no git"
     digest = hashlib.sha256()
     package = Path(importlib.util.find_spec('elleci').origin).parent
@@ -606,19 +559,13 @@ def open_folder(
     "The folder of a bench, made or resumed; `UserError` where it was begun with something else"
     folder, identity = Path(folder), bench.identity()
     path = folder/'bench.json'
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f'{folder} is a file: give a new folder as --out.')
     if not path.exists():
-        if folder.exists() and any(folder.iterdir()):
+        if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
             raise UserError(f'{folder} is not empty and holds no bench: give a new folder as --out.')
-        (folder/'measurements').mkdir(parents=True, exist_ok=True)
-        (folder/'weights').mkdir(exist_ok=True)
+        for name in ('measurements', 'weights'): make_folder(folder/name)
         atomic_write(path, json.dumps(identity, indent=1) + '\n')
         return folder
-    try: before = json.loads(path.read_text(encoding='utf-8'))
-    except ValueError: before = None
-    if not isinstance(before, dict):
-        raise UserError(f'{path} is damaged: give a new folder as --out, or remove this one.')
+    before = read_json(path, dict[str, Any], 'give a new folder as --out, or remove this one')
     for name, value in identity.items():
         if before.get(name) != value:
             was = '' if name == 'config' else f' ({before.get(name)}, and now {value})'
@@ -651,9 +598,7 @@ def read_measurements(
     "The measurements of a row that are finished"
     found = []
     while (path := _path(folder, name, len(found))).exists():
-        try: found.append(json.loads(path.read_text(encoding='utf-8')))
-        except ValueError:
-            raise UserError(f'{path} is damaged: remove it, and the row is measured again.') from None
+        found.append(read_json(path, dict[str, Any], 'remove it, and the row is measured again'))
     return found
 
 # %% ../nbs/80_bench.ipynb #7c5ccd29
@@ -703,7 +648,9 @@ def run_bench(
     try:
         for n, (switch, repeat) in enumerate(schedule(switches, repeats), 1):
             path = _path(folder, switch.name, repeat)
-            if path.exists() or _is_hopeless(folder, switch.name): continue
+            # What has failed would fail in the same way again.
+            failed = any('tokens_per_s' not in found for found in read_measurements(folder, switch.name))
+            if path.exists() or failed: continue
             # What one row has compiled must not make another start faster.
             compiled = dict(TORCHINDUCTOR_CACHE_DIR=str(folder.absolute()/'compiled'/switch.name))
             run(_request(bench, folder, switch, repeat, references), compiled | switch.env)
@@ -716,8 +663,3 @@ def run_bench(
             f'stopped; {kept} of {total} measurements are in {folder}, and the same command goes on with the '
             'others.'
         ) from None
-
-
-def _is_hopeless(folder, name):
-    "Whether a row has been tried, and would fail in the same way again"
-    return any('tokens_per_s' not in found for found in read_measurements(folder, name))

@@ -4,18 +4,17 @@
 
 # %% auto #0
 __all__ = ['COPY_LENGTHS', 'RECALL_PAIRS', 'NEEDLE_LENGTHS', 'NEEDLE_DEPTHS', 'TASKS', 'validation_sources',
-           'validation_documents', 'text_documents', 'read_tasks', 'score_sources', 'evaluate', 'evaluation_table',
-           'evaluation_record', 'elleci_evaluate', 'evaluate_command']
+           'validation_documents', 'text_documents', 'evaluate', 'evaluation_table', 'evaluation_record',
+           'elleci_evaluate', 'evaluate_command']
 
 # %% ../../nbs/77_evaluate.ipynb #ba6b369c
-import contextlib, datetime, hashlib, math, os, platform, re, subprocess, tempfile
+import contextlib, datetime, hashlib, math, tempfile
 from collections.abc import Callable
 from json import dumps
 from itertools import islice
 from pathlib import Path
 import numpy as np
 import torch
-import elleci
 from ..core import PositiveInt, Seed, UserError, atomic_write, fmt_count, validate_ranges
 from ..command_line import run_command
 from ..toml import nearest
@@ -29,18 +28,10 @@ from ..engine.accumulate import GradAccumStep
 from ..training.checkpoint import MODEL_FILE, latest_checkpoint, model_folder, model_files
 from ..training.load import load_run
 from ..training.loop import ValidationTotals, token_byte_counts, validate
+from ..training.telemetry import provenance
 from .likelihood import Context, EncodedText, score_documents
 from .tasks import LANGUAGES, cloze_items, copy_row, needle_row, recall_chance
 from .tasks import recall_row, score_cloze, score_task, text_tokens
-
-# %% ../../nbs/77_evaluate.ipynb #c3ab2bd2
-def _has_tokens(
-    folder:Path, # the run's `tokens`
-    config,
-)->bool:
-    "Whether the tokens of all sources are there, so that opening them writes nothing"
-    names = [name for name, spec in config.train.data if parse_spec(spec).kind != 'shards']
-    return all((folder/name/'index.json').exists() for name in names)
 
 # %% ../../nbs/77_evaluate.ipynb #dca7d993
 @contextlib.contextmanager
@@ -50,17 +41,17 @@ def validation_sources(
     tok,    # its tokenizer
 ): # gives {source: `PackedRows`}
     "The run's own validation text, as training validates on it"
+    kinds = {name: parse_spec(spec).kind for name, spec in config.train.data}
+    tokens = run/'tokens'
+    missing = [n for n in kinds if kinds[n] != 'shards' and not (tokens/n/'index.json').exists()]
+    for name in missing:
+        if kinds[name] == 'hub':
+            raise UserError(
+                f'The tokens of {name} are not in {run}, and nothing is fetched here: give --data a text.'
+            )
     with tempfile.TemporaryDirectory() as temporary:
-        tokens = run/'tokens'
-        if not _has_tokens(tokens, config):
-            for name, spec in config.train.data:
-                if parse_spec(spec).kind == 'hub':
-                    raise UserError(
-                        f'The tokens of {name} ({spec}) are not in {run}, and nothing is fetched here: '
-                        'give --data a text of yours.'
-                    )
-            tokens = Path(temporary)
-        _, sources = open_data(config.train, tok, tokens)
+        # To open tokens that are there writes nothing.
+        _, sources = open_data(config.train, tok, Path(temporary) if missing else tokens)
         yield sources
 
 # %% ../../nbs/77_evaluate.ipynb #aa7fcae5
@@ -78,9 +69,7 @@ def validation_documents(
     return [EncodedText(ids, float(token_bytes[ids[1:]].sum())) for ids in tokens]
 
 # %% ../../nbs/77_evaluate.ipynb #1eeb345a
-def _text_bytes(
-    document, # `Document`
-)->int:
+def _text_bytes(document):
     "Bytes of a document as it was written"
     text = document.text
     if document.messages:
@@ -110,35 +99,6 @@ RECALL_PAIRS = 4, 16, 64      # keys, each with a value
 NEEDLE_LENGTHS = 128, 512     # tokens of the haystack
 NEEDLE_DEPTHS = 0., .25, .5, .75, 1.
 
-# %% ../../nbs/77_evaluate.ipynb #fae4d62d
-def _reads(model, rows):
-    "Whether rows are short enough: a model with learned positions has no more than it has learned"
-    longest = max(len(row.ids) - 1 for row in rows)
-    return model.cfg.positions != 'learned' or longest <= model.cfg.max_positions
-
-
-def _score_copy(model, tok, limit, seed):
-    "Accuracies of copying"
-    pool = text_tokens(tok)
-    rows = {length: _make_rows(copy_row, pool, length, limit, seed) for length in COPY_LENGTHS}
-    lengths = [length for length in rows if _reads(model, rows[length])]
-    return [score_task(f'{length} tokens', model, rows[length], 1/len(pool)) for length in lengths]
-
-
-def _score_recall(model, tok, limit, seed):
-    "Accuracies of associative recall"
-    pool = text_tokens(tok)
-    sizes = [pairs for pairs in RECALL_PAIRS if pairs <= len(pool)//2]
-    rows = {pairs: _make_rows(recall_row, pool, pairs, limit, seed) for pairs in sizes}
-    sizes = [pairs for pairs in sizes if _reads(model, rows[pairs])]
-    return [score_task(f'{pairs} pairs', model, rows[pairs], recall_chance(pairs)) for pairs in sizes]
-
-
-def _make_rows(make_row, pool, size, limit, seed):
-    "Rows that depend on the seed, the size and the pool alone"
-    rng = np.random.default_rng((seed, size))
-    return [make_row(rng, pool, size) for _ in range(limit)]
-
 # %% ../../nbs/77_evaluate.ipynb #7a270d66
 def _haystack(tok):
     "Tokens of real text, enough for the longest haystack wherever it begins"
@@ -149,25 +109,38 @@ def _haystack(tok):
     return np.array(ids)
 
 
-def _score_needle(model, tok, limit, seed):
-    "Accuracies of finding a needle, by length and depth; the items are spread over the depths"
-    pool, text = text_tokens(tok), _haystack(tok)
-    found = []
+def _task_rows(task, tok, limit, seed):
+    "(name, rows, chance) of each size of a task; they depend on the seed, the size and the pool alone"
+    pool = text_tokens(tok)
+    def rows_of(make_row, size):
+        rng = np.random.default_rng((seed, size))
+        return [make_row(rng, pool, size) for _ in range(limit)]
+    if task == 'copy':
+        for length in COPY_LENGTHS: yield f'{length} tokens', rows_of(copy_row, length), 1/len(pool)
+    if task == 'recall':
+        for pairs in RECALL_PAIRS:
+            if pairs <= len(pool)//2: yield f'{pairs} pairs', rows_of(recall_row, pairs), recall_chance(pairs)
+    if task != 'needle': return
+    text = _haystack(tok)
     for length in NEEDLE_LENGTHS:
         rng = np.random.default_rng((seed, length))
         for i, depth in enumerate(NEEDLE_DEPTHS):
             rows = []
+            # The items are spread over the depths.
             for _ in range(i, max(limit, len(NEEDLE_DEPTHS)), len(NEEDLE_DEPTHS)):
                 start = rng.integers(len(text) - length + 1)
                 rows.append(needle_row(rng, pool, text[start:start + length], depth))
-            if not _reads(model, rows): break
-            found.append(score_task(f'{length} tokens, depth {depth:.0%}', model, rows, 1/len(pool)))
-    return found
+            yield f'{length} tokens, depth {depth:.0%}', rows, 1/len(pool)
 
-# %% ../../nbs/77_evaluate.ipynb #b52e8430
-def _score_cloze(model, tok, limit, seed):
-    "Accuracies on the cloze sets; the seed plays no part"
-    return [a for name in LANGUAGES for a in score_cloze(model, tok, cloze_items(name)[:limit], name)]
+
+def _score(task, model, tok, limit, seed):
+    "Accuracies of a task"
+    if task == 'cloze':
+        return [a for name in LANGUAGES for a in score_cloze(model, tok, cloze_items(name)[:limit], name)]
+    # A model with learned positions reads no more of them than it has learned.
+    longest = model.cfg.max_positions if model.cfg.positions == 'learned' else math.inf
+    tasks = _task_rows(task, tok, limit, seed)
+    return [score_task(name, model, rows, c) for name, rows, c in tasks if len(rows[0].ids) - 1 <= longest]
 
 # %% ../../nbs/77_evaluate.ipynb #2f864d2d
 # Each task with what its figures mean.
@@ -178,63 +151,44 @@ TASKS = dict(
     recall='the value behind each key: chance is that of a guesser who knows the rules',
     needle='two random tokens hidden in text: chance is one token of the vocabulary',
 )
-_SCORERS = dict(cloze=_score_cloze, copy=_score_copy, recall=_score_recall, needle=_score_needle)
 
 
-def read_tasks(
-    tasks, # names joined by commas, or a list of names
-)->list[str]: # in the order of `TASKS`
-    "The tasks to run; raises `UserError` for an unknown one"
+def _read_tasks(tasks):
+    "The names of tasks, from a list or joined by commas; raises `UserError` for an unknown one"
     names = [name.strip() for name in tasks.split(',')] if isinstance(tasks, str) else list(tasks)
     for name in names:
         if name not in TASKS:
             raise UserError(f'{name!r} is no task: give some of {",".join(TASKS)}.{nearest(name, TASKS)}')
     return [name for name in TASKS if name in names]
 
-# %% ../../nbs/77_evaluate.ipynb #471f2db7
-def _totals_to_dict(
-    totals:ValidationTotals,
-    num_documents:int,
-)->dict:
-    "The figures of a source"
-    return dict(
-        documents=num_documents,
-        tokens=totals.tokens,
-        bytes=totals.bytes,
-        nats_per_token=totals.nats_per_token,
-        # A model that is sure of the wrong token may cost more nats than e can be raised to.
-        perplexity=math.exp(min(totals.nats_per_token, 700)),
-        bits_per_byte=totals.bits_per_byte,
-    )
-
-# %% ../../nbs/77_evaluate.ipynb #078cfcfd
-def score_sources(
-    model,        # an `Elleci`
-    sources:dict, # {name: list of `EncodedText`}
-    context:int,  # tokens that a prediction may see at most; 0: its whole document
-)->dict: # {name: figures}, and those of all together where there are several
-    "Perplexity and bits per byte of each source"
-    totals = {name: score_documents(model, documents, context) for name, documents in sources.items()}
-    found = {name: _totals_to_dict(totals[name], len(sources[name])) for name in sources}
-    if len(sources) > 1:
-        together = sum(totals.values(), ValidationTotals(0., 0, 0))
-        found['all'] = _totals_to_dict(together, sum(map(len, sources.values())))
-    return found
-
 # %% ../../nbs/77_evaluate.ipynb #6b37fa52
 def _perplexity(model, tok, run, config, data, limit, context):
     "Figures per source; for the run's own text `as_in_training` too, as the log has them"
-    if data:
-        found = score_sources(model, text_documents(data, tok, limit), context)
-        return dict(context=context, sources=found)
-    token_bytes = token_byte_counts(tok)
-    train = config.train
-    with validation_sources(run, config, tok) as rows:
-        documents = {name: validation_documents(r, token_bytes, limit) for name, r in rows.items()}
-        found = score_sources(model, documents, context)
-        engine = GradAccumStep(model, None, precision=train.precision)
-        logged = validate(engine, rows, train.batch_size, train.val_rows, token_bytes)
-    return dict(context=context, sources=found, as_in_training=logged)
+    found, train = dict(context=context), config.train
+    if data: documents = text_documents(data, tok, limit)
+    else:
+        token_bytes = token_byte_counts(tok)
+        with validation_sources(run, config, tok) as rows:
+            documents = {name: validation_documents(r, token_bytes, limit) for name, r in rows.items()}
+            engine = GradAccumStep(model, None, precision=train.precision)
+            found['as_in_training'] = validate(engine, rows, train.batch_size, train.val_rows, token_bytes)
+    totals = {name: score_documents(model, texts, context) for name, texts in documents.items()}
+    if len(totals) > 1:
+        totals['all'] = sum(totals.values(), ValidationTotals(0., 0, 0))
+        documents['all'] = [text for texts in documents.values() for text in texts]
+    found['sources'] = {
+        name: dict(
+            documents=len(documents[name]),
+            tokens=t.tokens,
+            bytes=t.bytes,
+            nats_per_token=t.nats_per_token,
+            # A model that is sure of the wrong token may cost more nats than e can be raised to.
+            perplexity=math.exp(min(t.nats_per_token, 700)),
+            bits_per_byte=t.bits_per_byte,
+        )
+        for name, t in totals.items()
+    }
+    return found
 
 # %% ../../nbs/77_evaluate.ipynb #c561454e
 @validate_ranges
@@ -247,43 +201,43 @@ def evaluate(
     seed:Seed=0,          # of copy, recall and needle
 )->dict: # task: its figures; model: what was evaluated
     "Evaluate a trained model; prints nothing"
-    names = read_tasks(tasks)
+    run, names = Path(run), _read_tasks(tasks)
     if data: data_settings(data)
     config, tok, model = load_run(run)
-    found = dict(model=_describe_model(Path(run), config, tok, model))
-    if context is None: context = config.train.seq_len
-    for name in names:
-        if name == 'perplexity':
-            found[name] = _perplexity(model, tok, Path(run), config, data, limit, context)
-        else: found[name] = [a.to_dict() for a in _SCORERS[name](model, tok, limit, seed)]
-    return found
-
-# %% ../../nbs/77_evaluate.ipynb #474ab7cd
-def _describe_model(run, config, tok, model):
-    "What is evaluated, and on which device"
     point = None if (run/MODEL_FILE).exists() else latest_checkpoint(run)
-    packed = any(isinstance(m, PackedLinear) for m in model.modules())
-    return dict(
+    found = dict(model=dict(
         run=str(run),
         preset=config.preset,
         step=point.step if point else None,
-        packed=packed,
+        packed=any(isinstance(m, PackedLinear) for m in model.modules()),
         parameters=sum(parameter_counts(config.model).values()),
         tokenizer=tokenizer_fingerprint(tok),
         device=str(model.embedding.weight.device),
-    )
+    ))
+    if context is None: context = config.train.seq_len
+    for name in names:
+        if name == 'perplexity': found[name] = _perplexity(model, tok, run, config, data, limit, context)
+        else: found[name] = [a.to_dict() for a in _score(name, model, tok, limit, seed)]
+    return found
 
 # %% ../../nbs/77_evaluate.ipynb #a69c4e10
+def _lines(rows):
+    "A table as text: the first column on the left, the others on the right"
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    for first, *others in rows:
+        cells = (f'{cell:>{width}}' for cell, width in zip(others, widths[1:]))
+        yield '  '.join([f'{first:{widths[0]}}', *cells])
+
+
 def _perplexity_lines(found):
-    "The lines of a table"
-    width = max(12, *map(len, found['sources']))
-    columns = f"{'documents':>9} {'tokens':>10} {'bytes':>11} {'perplexity':>11} {'bits/byte':>9}"
-    yield f"{'text':{width}}  {columns}"
-    for name, f in found['sources'].items():
-        yield (
-            f"{name:{width}}  {f['documents']:9,} {f['tokens']:10,} {f['bytes']:11,.0f} "
-            f"{f['perplexity']:11,.2f} {f['bits_per_byte']:9.4f}"
+    "The figures of each source, and what they are"
+    yield from _lines([('text', 'documents', 'tokens', 'bytes', 'perplexity', 'bits/byte')] + [
+        (
+            name, f"{f['documents']:,}", f"{f['tokens']:,}", f"{f['bytes']:,.0f}", f"{f['perplexity']:,.2f}",
+            f"{f['bits_per_byte']:.4f}",
         )
+        for name, f in found['sources'].items()
+    ])
     seen = f"at most {found['context']:,} tokens before it" if found['context'] else 'all of its document'
     yield f'each token predicted from {seen}'
     if logged := found.get('as_in_training'):
@@ -291,13 +245,14 @@ def _perplexity_lines(found):
 
 
 def _accuracy_lines(task, found):
-    "The lines of a table"
-    yield f"{task:26} {'items':>6} {'right':>7} {'95 % interval':>16} {'chance':>7}"
-    for f in found:
-        yield (
-            f"{f['name']:26} {f['num_items']:6,} {f['accuracy']:7.1%} "
-            f"{f['interval_low']:7.1%} – {f['interval_high']:6.1%} {f['chance']:7.2%}"
+    "Each accuracy with its interval and chance"
+    return _lines([(task, 'items', 'right', '95 % interval', 'chance')] + [
+        (
+            f['name'], f"{f['num_items']:,}", f"{f['accuracy']:.1%}",
+            f"{f['interval_low']:.1%} – {f['interval_high']:.1%}", f"{f['chance']:.2%}",
         )
+        for f in found
+    ])
 
 # %% ../../nbs/77_evaluate.ipynb #9e545c78
 def evaluation_table(
@@ -307,31 +262,13 @@ def evaluation_table(
     m = found['model']
     step = '' if m['step'] is None else f", step {m['step']:,}"
     kind = ', packed' if m['packed'] else ''
-    size = fmt_count(m['parameters'])
-    lines = [f"{m['run']}: {m['preset']}{step}{kind}, {size} parameters, on {m['device']}"]
+    parameters = fmt_count(m['parameters'])
+    lines = [f"{m['run']}: {m['preset']}{step}{kind}, {parameters} parameters, on {m['device']}"]
     for task in TASKS:
         if task not in found: continue
         table = _perplexity_lines(found[task]) if task == 'perplexity' else _accuracy_lines(task, found[task])
         lines += ['', *table, f'({TASKS[task]})']
     return '\n'.join(lines)
-
-# %% ../../nbs/77_evaluate.ipynb #7d246c06
-def _commit():
-    "The commit of a checkout of Elleci, 12 digits; '' where this is none, or there is no git"
-    root = Path(elleci.__file__).parent.parent
-    if not (root/'.git').exists(): return ''
-    with contextlib.suppress(OSError):
-        command = ['git', '-C', str(root), 'rev-parse', '--short=12', 'HEAD']
-        return subprocess.run(command, capture_output=True, text=True).stdout.strip()
-    return ''
-
-
-def _hardware(device):
-    "The card, or how many cores of which processor"
-    if device.type == 'cuda': return torch.cuda.get_device_name(device)
-    cpuinfo = Path('/proc/cpuinfo')
-    name = re.search(r'model name\s*: (.*)', cpuinfo.read_text()) if cpuinfo.exists() else None
-    return f'{torch.get_num_threads()} CPU threads ({name[1] if name else platform.machine()})'
 
 # %% ../../nbs/77_evaluate.ipynb #89e9739d
 def evaluation_record(
@@ -343,23 +280,12 @@ def evaluation_record(
     weights = []
     for path in model_files(model_folder(run)):
         with open(path, 'rb') as f: weights.append(hashlib.file_digest(f, 'sha256').hexdigest())
+    device, known = torch.device(found['model']['device']), provenance()
     return dict(
         date=datetime.datetime.now(datetime.timezone.utc).strftime('%Y-%m-%d %H:%M UTC'),
-        hardware=_hardware(torch.device(found['model']['device'])),
-        torch=torch.__version__,
-        elleci=elleci.__version__,
-        commit=_commit(),
+        hardware=torch.cuda.get_device_name(device) if device.type == 'cuda' else known.get('processor'),
         weights_sha256=' '.join(weights),
-    ) | found
-
-# %% ../../nbs/77_evaluate.ipynb #336a1d81
-def _check_json_path(json):
-    "Raise `UserError` for a file that cannot be written, before an hour is spent on what goes into it"
-    path = Path(json)
-    if os.path.lexists(path):
-        raise UserError(f'--json is {json!r}, which exists: give the name of a new file.')
-    if not json or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        raise UserError(f'--json is {json!r}, which cannot be written: give a file in an existing folder.')
+    ) | known | found
 
 # %% ../../nbs/77_evaluate.ipynb #4bd41365
 def elleci_evaluate(
@@ -376,7 +302,8 @@ def elleci_evaluate(
     show:Callable|None=None, # `print`, or what takes its place; None: nothing is shown
 )->dict: # the figures
     "Score a trained model: bits per byte of held-out text, memory tasks, a cloze set in two languages"
-    if json is not None: _check_json_path(json)
+    if json is not None and (Path(json).exists() or not Path(json).parent.is_dir()):
+        raise UserError(f'--json is {json!r}: give the name of a new file, in a folder that is there.')
     found = evaluate(run, data, tasks, limit, context, seed)
     if show: show(evaluation_table(found))
     if json is not None:

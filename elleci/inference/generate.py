@@ -14,7 +14,6 @@ from ..core import Fraction, NonNegativeInt, Seed, UserError, appears_whole, ato
 from ..command_line import run_command
 from ..config import config_to_json
 from ..layers.ffn import PackedLinear, pack_model
-from ..model import Elleci
 from ..data.tokenizer import save_tokenizer
 from ..data.shards import tokenizer_fingerprint
 from ..training.checkpoint import MODEL_FILE, model_folder, save_weights, model_files
@@ -22,24 +21,6 @@ from ..generation import MaxTokens, RepetitionPenalty, Sampling, Temperature, To
 from ..generation import generate, stream as stream_text
 from ..training.load import load_run
 from .export import check_finite, check_new_folder
-
-# %% ../../nbs/77_use_a_run.ipynb #b98d4e3d
-def _show_stream(
-    pieces, # iterator over text
-    show,   # `print`, or what takes its place
-)->str: # all of it
-    "Show a text as it grows, and return it"
-    text = ''
-    try:
-        for piece in pieces:
-            text += piece
-            show(piece, end='', flush=True)
-    except KeyboardInterrupt:
-        # The message about the interruption begins on a line of its own.
-        show()
-        raise
-    show()
-    return text
 
 # %% ../../nbs/77_use_a_run.ipynb #7f7f4403
 def elleci_generate(
@@ -61,20 +42,19 @@ def elleci_generate(
 )->str|list: # the text, prompt and continuation; a list of texts for several prompts
     "Continue a text with a trained model, or several texts at once"
     prompts = [prompt] if isinstance(prompt, str) else list(prompt or [''])
-    settings = dict(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        seed=seed,
-    )
     # Check the settings before the slow part, loading the model.
-    Sampling(**settings)
-    settings |= dict(max_tokens=max_tokens, stop=check_stop(stop or ()))
+    sampling = vars(Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed))
+    settings = dict(sampling, max_tokens=max_tokens, stop=check_stop(stop or ()))
     _, tok, model = load_run(run)
     if len(prompts) == 1 and show and (stream or sys.stdout.isatty()):
-        return _show_stream(stream_text(model, tok, prompts[0], **settings), show)
+        text = ''
+        try:
+            for piece in stream_text(model, tok, prompts[0], **settings):
+                text += piece
+                show(piece, end='', flush=True)
+        # A message about Ctrl-C begins on a line of its own, too.
+        finally: show()
+        return text
     texts = generate(model, tok, prompts, **settings)
     if show: show('\n\n'.join(texts))
     return texts[0] if len(texts) == 1 else texts
@@ -83,18 +63,6 @@ def elleci_generate(
 def generate_command():
     "`elleci_generate` in a shell"
     return run_command(elleci_generate)
-
-# %% ../../nbs/77_use_a_run.ipynb #0c8509e0
-def _check_packable(
-    run:str, # for messages
-    model:Elleci,
-):
-    "Raise `UserError` if a model cannot be packed"
-    if any(isinstance(m, PackedLinear) for m in model.modules()):
-        raise UserError(f'{run} is packed already: use it as it is.')
-    if not model.cfg.ternary:
-        raise UserError(f'The layers of {run} are not ternary: there is nothing to pack, use it as it is.')
-    check_finite(dict(model.named_parameters()))
 
 # %% ../../nbs/77_use_a_run.ipynb #ad687e09
 @torch.no_grad()
@@ -105,12 +73,13 @@ def elleci_pack(
     show:Callable|None=None, # `print`, or what takes a line in its place; None: nothing is shown
 )->int: # bytes of the weights' file
     "Write a trained model for use: ternary weights in two bits each, configuration and tokenizer beside them"
-    for name, folder in (('run', run), ('out', out)):
-        if not str(folder): raise UserError(f'--{name} is empty: give a folder.')
     out_folder = Path(out)
     check_new_folder(out_folder)
     config, tok, model = load_run(run, 'cpu')
-    _check_packable(run, model)
+    if any(isinstance(m, PackedLinear) for m in model.modules()):
+        raise UserError(f'{run} is packed already: use it as it is.')
+    if not model.cfg.ternary: raise UserError(f'The layers of {run} are not ternary: use it as it is.')
+    check_finite(dict(model.named_parameters()))
     size_before = sum(path.stat().st_size for path in model_files(model_folder(run)))
     model = pack_model(model)
     ternary_bytes = sum(m.packed.numel() for m in model.modules() if isinstance(m, PackedLinear))

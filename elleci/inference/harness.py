@@ -18,11 +18,8 @@ from .tasks import cloze_items, continuation_row, written_candidates
 from ..training.load import load_run
 
 # %% ../../nbs/77_harness.ipynb #f7595f20
-def _cut_left(
-    row:Row,
-    context:int, # tokens that are read at most; 0: all
-)->Row:
-    "A row of which at most `context` tokens are read; scored tokens that are cut off are lost"
+def _cut_left(row, context):
+    "A row of which at most `context` tokens are read (0: all); scored tokens that are cut off are lost"
     cut = max(0, len(row.ids) - 1 - context) if context else 0
     return Row(row.ids[cut:], row.scored[row.scored > cut] - cut)
 
@@ -53,26 +50,23 @@ class HarnessMethods:
     ):
         # The harness's own class comes after this one.
         super().__init__()
-        self.model = model
-        self.tok = tok
-        self.context = context
+        self.model, self.tok, self.context = model, tok, context
         self._device = model.embedding.weight.device
 
     def loglikelihood(self, requests, disable_tqdm=False):
         "For each (context, continuation): its log-likelihood, and whether it is the greedy continuation"
         rows = [_cut_left(continuation_row(self.tok, *request.args), self.context) for request in requests]
-        scores = score_rows(self.model, rows)
-        return self._done('loglikelihood', requests, [(-score.nats, score.is_greedy) for score in scores])
+        found = [(-score.nats, score.is_greedy) for score in score_rows(self.model, rows)]
+        return self._done('loglikelihood', requests, found)
 
     def loglikelihood_rolling(self, requests, disable_tqdm=False):
         "For each (text,): its log-likelihood, every token once, by sliding windows"
-        found = [-self._text_nats(*request.args) for request in requests]
+        found = []
+        for request in requests:
+            document = EncodedText(np.array([BOS, *encode_text(self.tok, *request.args)]), 0)
+            has_text = len(document.ids) > 1
+            found.append(-score_documents(self.model, [document], self.context).nats if has_text else 0.)
         return self._done('loglikelihood_rolling', requests, found)
-
-    def _text_nats(self, text):
-        ids = np.array([BOS, *encode_text(self.tok, text)])
-        if len(ids) == 1: return 0.
-        return score_documents(self.model, [EncodedText(ids, 0)], self.context).nats
 
     def generate_until(self, requests, disable_tqdm=False):
         "For each (context, settings): what follows the context"
@@ -80,25 +74,21 @@ class HarnessMethods:
         for settings, numbers in _group(requests):
             prompts = [requests[i].args[0] for i in numbers]
             texts = generate(self.model, self.tok, prompts, **settings)
-            for i, prompt, text in zip(numbers, prompts, texts):
-                found[i] = text[len(prompt):]
+            for i, prompt, text in zip(numbers, prompts, texts): found[i] = text[len(prompt):]
         return self._done('generate_until', requests, found)
 
     def _done(self, method, requests, found):
         "The results, which the harness may want to keep"
-        hook = getattr(self, 'cache_hook', None)
-        for request, result in zip(requests, found):
-            if hook: hook.add_partial(method, request.args, result)
+        if hook := getattr(self, 'cache_hook', None):
+            for request, result in zip(requests, found): hook.add_partial(method, request.args, result)
         return found
 
 # %% ../../nbs/77_harness.ipynb #96528e95
 GENERATED_AT_ONCE = 8192   # tokens of a batch of prompts, padding included
 
 
-def _group(
-    requests, # of `generate_until`
-): # yields (settings for `generate`, numbers of the requests that share a batch)
-    "Requests with equal settings, prompts of similar length together"
+def _group(requests):
+    "Requests with equal settings, prompts of similar length together: (settings, their numbers)"
     groups = {}
     for i, request in enumerate(requests):
         settings = generation_settings(request.args[1])
@@ -107,13 +97,6 @@ def _group(
         settings = dict(settings)
         sizes = [len(requests[i].args[0].encode()) + settings['max_tokens'] for i in numbers]
         for batch in length_batches(sizes, GENERATED_AT_ONCE): yield settings, [numbers[j] for j in batch]
-
-# %% ../../nbs/77_harness.ipynb #056caf1b
-@functools.cache
-def _harness_class():
-    "`HarnessMethods` as an `LM` of the harness"
-    LM = require('lm_eval.api.model', 'score a model with the evaluation harness').LM
-    return type('ElleciLM', (HarnessMethods, LM), {'tokenizer_name': 'elleci'})
 
 # %% ../../nbs/77_harness.ipynb #a8cb05c7
 @validate_ranges
@@ -126,11 +109,11 @@ def harness_model(
     "A model of ours as lm-evaluation-harness wants it: `simple_evaluate(harness_model(run), tasks=…)`"
     if run is None and (model is None or tok is None or context is None):
         raise UserError('There is nothing to evaluate: give a run, or a model with its tok and a context.')
-    harness_class = _harness_class()
+    LM = require('lm_eval.api.model', 'score a model with the evaluation harness').LM
     if run is not None:
         config, tok, model = load_run(run)
         if context is None: context = config.train.seq_len
-    return harness_class(model, tok, context)
+    return type('ElleciLM', (HarnessMethods, LM), {'tokenizer_name': 'elleci'})(model, tok, context)
 
 # %% ../../nbs/77_harness.ipynb #fb58ee06
 def _cloze_dataset(language, **metadata):

@@ -38,7 +38,10 @@ def token_nats(
         likeliest.append(logits.argmax(-1) == y)
         # It overwrites the logits, so that they exist once.
         nats.append(cross_entropy_(logits, y, grad=False))
-    return torch.cat(nats), torch.cat(likeliest)
+    nats = torch.cat(nats)
+    if not bool(nats.isfinite().all()):
+        raise UserError('The model gives no finite logits: its weights are damaged, use an earlier one.')
+    return nats, torch.cat(likeliest)
 
 # %% ../../nbs/77_bits_per_byte.ipynb #2b561346
 class Row(NamedTuple):
@@ -76,46 +79,21 @@ def length_batches(
         batches[-1].append(i)
     return batches
 
-# %% ../../nbs/77_bits_per_byte.ipynb #ab1e6160
-def _right_padded(
-    rows:list, # of `Row`
-    device:torch.device,
-)->Tensor: # (B, T) int64, T the longest row less its last token, which is only predicted
-    "The inputs of rows, PAD behind the shorter ones"
+# %% ../../nbs/77_bits_per_byte.ipynb #8345e445
+def _score_batch(model, rows):
+    "The scores of some rows of similar length, by one forward pass"
+    device = model.embedding.weight.device
+    # PAD behind the shorter ones; the last token of a row is only predicted.
     inputs = np.full((len(rows), max(len(row.ids) for row in rows) - 1), PAD, dtype=np.int64)
     for line, row in zip(inputs, rows): line[:len(row.ids) - 1] = row.ids[:-1]
-    return torch.from_numpy(inputs).to(device)
-
-# %% ../../nbs/77_bits_per_byte.ipynb #8345e445
-def _score_batch(
-    model,     # an `Elleci`
-    rows:list, # of `Row`, of similar length
-)->list[RowScore]:
-    "The scores of the rows of one batch, by one forward pass"
-    device = model.embedding.weight.device
     counts = [len(row.scored) for row in rows]
     where = torch.from_numpy(np.repeat(np.arange(len(rows)), counts)).to(device)
     # The logits at a position are for the token behind it.
     before = torch.from_numpy(np.concatenate([row.scored for row in rows]) - 1).to(device)
     labels = torch.from_numpy(np.concatenate([row.ids[row.scored] for row in rows]).astype(np.int64))
-    hidden = model.hidden(_right_padded(rows, device))[where, before]
+    hidden = model.hidden(torch.from_numpy(inputs).to(device))[where, before]
     nats, likeliest = token_nats(model, model.norm(hidden), labels.to(device))
-    parts = zip(nats.cpu().split(counts), likeliest.cpu().split(counts))
-    return [RowScore(*part) for part in parts]
-
-# %% ../../nbs/77_bits_per_byte.ipynb #036af0d3
-def _check_row(row, vocab_size):
-    "Raise `UserError` for a row that cannot be scored"
-    ids, scored = row
-    if len(ids) < 2:
-        raise UserError(f'A text has {len(ids)} tokens: give two or more, as the first is not predicted.')
-    if not len(scored) or scored.min() < 1 or scored.max() >= len(ids):
-        raise UserError(f'The scored positions of a row are not from 1 to {len(ids) - 1}: give at least one.')
-    if ids.min() < 0 or ids.max() >= vocab_size:
-        raise UserError(
-            f'A text holds tokens from {ids.min()} to {ids.max()}, and the model has {vocab_size}: '
-            'use its own tokenizer.'
-        )
+    return [RowScore(*part) for part in zip(nats.cpu().split(counts), likeliest.cpu().split(counts))]
 
 # %% ../../nbs/77_bits_per_byte.ipynb #bb0b2b38
 @torch.no_grad()
@@ -126,15 +104,13 @@ def score_rows(
 )->list[RowScore]: # in the order of the rows
     "What the scored tokens of texts cost, and whether they are the likeliest"
     rows = [Row(np.asarray(row.ids), np.asarray(row.scored)) for row in rows]
-    for row in rows: _check_row(row, model.head.weight.shape[0])
+    largest, V = max(row.ids.max() for row in rows), model.head.weight.shape[0]
+    if largest >= V:
+        raise UserError(f'A text holds token {largest}, and the model has {V}: use its own tokenizer.')
     scores = [None]*len(rows)
     with eval_mode(model), cache_ternary_weights(model):
         for batch in length_batches([len(row.ids) for row in rows], max_tokens):
             for i, score in zip(batch, _score_batch(model, [rows[i] for i in batch])): scores[i] = score
-    if not all(score.token_nats.isfinite().all() for score in scores):
-        raise UserError(
-            'The model gives no finite logits: its weights are damaged; use an earlier checkpoint.'
-        )
     return scores
 
 # %% ../../nbs/77_bits_per_byte.ipynb #e6595fbf
@@ -163,44 +139,22 @@ def score_whole(
     piece:int=PIECE_TOKENS, # tokens that are read at a time
 )->RowScore: # of all tokens but the first
     "What a document costs if every token is predicted from all before it"
-    ids = np.asarray(ids)
-    _check_row(Row(ids, np.arange(1, len(ids))), model.head.weight.shape[0])
     if len(ids) > MAX_LENGTH:
         raise UserError(f'A document has {len(ids):,} tokens: give a context of at most {MAX_LENGTH:,}.')
-    tokens = torch.from_numpy(ids.astype(np.int64)).to(model.embedding.weight.device)
+    tokens = torch.from_numpy(np.asarray(ids).astype(np.int64)).to(model.embedding.weight.device)
     cache = model.new_cache(1, len(ids))
     parts = []
     with eval_mode(model), cache_ternary_weights(model):
         for x, y in zip(tokens[:-1].split(piece), tokens[1:].split(piece)):
             hidden = model.norm(model.hidden(x[None], cache=cache))[0]
             parts.append(token_nats(model, hidden, y))
-    nats, likeliest = (torch.cat(part).cpu() for part in zip(*parts))
-    if not nats.isfinite().all():
-        raise UserError(
-            'The model gives no finite logits: its weights are damaged; use an earlier checkpoint.'
-        )
-    return RowScore(nats, likeliest)
+    return RowScore(*(torch.cat(part).cpu() for part in zip(*parts)))
 
 # %% ../../nbs/77_bits_per_byte.ipynb #98920bd7
 class EncodedText(NamedTuple):
     "A document as a model reads it, and how much text it is"
     ids:np.ndarray # (n,) the tokens, from BOS to EOT
     num_bytes:float # of the original text in UTF-8; a hexadecimal digit of a `CharTokenizer` is half a byte
-
-# %% ../../nbs/77_bits_per_byte.ipynb #81f290d0
-def _document_rows(
-    document:EncodedText,
-    context:int,
-)->list[Row]:
-    "A row for each window of a document"
-    windows = sliding_windows(len(document.ids), context)
-    return [Row(document.ids[start:stop], np.arange(first, stop) - start) for start, first, stop in windows]
-
-# %% ../../nbs/77_bits_per_byte.ipynb #4a0b827b
-def _check_documents(documents):
-    "Raise `UserError` where there is nothing to predict"
-    if not any(len(document.ids) > 1 for document in documents):
-        raise UserError('No document has two tokens or more, so there is nothing to predict: give some text.')
 
 # %% ../../nbs/77_bits_per_byte.ipynb #21f6954d
 Context = Annotated[int, Range(0, MAX_LENGTH)]   # tokens that a prediction may see at most; 0: its document
@@ -213,9 +167,15 @@ def score_documents(
     context:Context, # tokens that a prediction may see at most; 0: all of its document, see `score_whole`
 )->ValidationTotals: # nats, tokens, bytes
     "What documents cost, none of which sees another"
-    _check_documents(documents)
     documents = [document for document in documents if len(document.ids) > 1]
-    if context: scores = score_rows(model, [row for d in documents for row in _document_rows(d, context)])
+    if not documents:
+        raise UserError('No document has two tokens or more, so there is nothing to predict: give some text.')
+    if context:
+        rows = [
+            Row(document.ids[start:stop], np.arange(first, stop) - start)
+            for document in documents for start, first, stop in sliding_windows(len(document.ids), context)
+        ]
+        scores = score_rows(model, rows)
     else: scores = [score_whole(model, document.ids) for document in documents]
     return ValidationTotals(
         nats=sum(score.nats for score in scores),

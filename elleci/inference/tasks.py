@@ -4,20 +4,17 @@
 
 # %% auto #0
 __all__ = ['KEY_TOKENS', 'VALUE_TOKENS', 'LANGUAGES', 'copy_row', 'recall_row', 'needle_row', 'recall_chance', 'text_tokens',
-           'Accuracy', 'rows_to_batch', 'learn_task', 'score_task', 'ClozeItem', 'cloze_file', 'cloze_items',
-           'continuation_row', 'written_candidates', 'score_cloze']
+           'Accuracy', 'score_task', 'ClozeItem', 'cloze_items', 'continuation_row', 'written_candidates',
+           'score_cloze']
 
 # %% ../../nbs/77_copy_and_recall.ipynb #c11f7c46
 import math
 from dataclasses import dataclass
 import numpy as np
-import torch
 from ..core import UserError
 from ..files import decode_json, installed_file, read_limited
 from ..data.tokenizer import BOS, HEX_DIGITS, SPECIAL_TOKENS, encode_text
-from ..documents import IGNORE_INDEX
 from .likelihood import Row, score_rows
-from ..model import token_loss
 
 # %% ../../nbs/77_copy_and_recall.ipynb #9246e925
 def copy_row(
@@ -101,42 +98,6 @@ class Accuracy:
         low, high = self.interval
         return vars(self) | dict(standard_error=self.standard_error, interval_low=low, interval_high=high)
 
-# %% ../../nbs/77_copy_and_recall.ipynb #11e24857
-def rows_to_batch(
-    rows:list, # of `Row`, all of one length
-)->tuple: # tokens, labels, each (B, T) int64
-    "Rows as a model is trained on them: labels are counted where a token is asked for"
-    ids = np.stack([row.ids for row in rows])
-    labels = np.full_like(ids, IGNORE_INDEX)
-    for line, row in zip(labels, rows): line[row.scored] = row.ids[row.scored]
-    return torch.from_numpy(ids[:, :-1]), torch.from_numpy(labels[:, 1:])
-
-# %% ../../nbs/77_copy_and_recall.ipynb #79d5891e
-def learn_task(
-    model,    # an `Elleci`, trained in place
-    make_row, # make_row(rng, size) gives a `Row`
-    sizes:tuple,     # the smallest and the largest size
-    steps:int,
-    lr:float=1e-2,   # the highest, from a tenth of the steps to their half; then it falls to 0
-    batch_size:int=32,
-    seed:int=0,      # of the rows
-)->list: # the loss of each step, nats per answer token
-    "Train a small model on a task, with AdamW"
-    rng = np.random.default_rng(seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr, betas=(.9, .95), weight_decay=.01)
-    losses = []
-    for step in range(steps):
-        optimizer.param_groups[0]['lr'] = lr*min((step + 1)/(.1*steps), 2*(1 - step/steps), 1)
-        size = int(rng.integers(sizes[0], sizes[1] + 1))
-        tokens, labels = rows_to_batch([make_row(rng, size) for _ in range(batch_size)])
-        loss = token_loss(model, model.hidden(tokens), labels)/(labels != IGNORE_INDEX).sum()
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.)
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    return losses
-
 # %% ../../nbs/77_copy_and_recall.ipynb #d415b1c1
 def score_task(
     name:str,   # of the task, as a table shows it
@@ -159,21 +120,15 @@ class ClozeItem:
     answer:str # one of the candidates
     candidates:list[str]
 
-# %% ../../nbs/77_copy_and_recall.ipynb #894b0133
-def cloze_file(
-    language:str, # one of `LANGUAGES`
-): # a path
-    "The file of a language's items, a line of JSON for each"
-    if language not in LANGUAGES:
-        raise UserError(f"There is no cloze set in {language!r}: give {' or '.join(LANGUAGES)}.")
-    return installed_file(f'cloze/{language}.jsonl')
-
 # %% ../../nbs/77_copy_and_recall.ipynb #7c0bc98e
 def cloze_items(
     language:str, # one of `LANGUAGES`
 )->list[ClozeItem]:
-    "The sentences of a language"
-    return [decode_json(line, ClozeItem) for line in read_limited(cloze_file(language)).splitlines()]
+    "The sentences of a language, which come with the package, a line of JSON for each"
+    if language not in LANGUAGES:
+        raise UserError(f"There is no cloze set in {language!r}: give {' or '.join(LANGUAGES)}.")
+    path = installed_file(f'cloze/{language}.jsonl')
+    return [decode_json(line, ClozeItem) for line in read_limited(path).splitlines()]
 
 # %% ../../nbs/77_copy_and_recall.ipynb #15182d63
 def continuation_row(
@@ -182,9 +137,9 @@ def continuation_row(
     continuation:str, # at least one character, of which the tokens are scored
 )->Row:
     "A context and its continuation, tokenised together"
-    alone, ids = encode_text(tok, context), encode_text(tok, context + continuation)
     if not continuation:
         raise UserError('The continuation is empty, so there is nothing to score: give some text.')
+    alone, ids = encode_text(tok, context), encode_text(tok, context + continuation)
     # A token across the border belongs to the continuation.
     same = 0
     while same < min(len(alone), len(ids) - 1) and alone[same] == ids[same]: same += 1
