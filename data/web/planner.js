@@ -94,9 +94,8 @@ function makeControl(field, moved, back) {
 // ---------------------------------------------------------------- the page
 
 function drawPlanner(root, model) {
-  const form = model.get('facts'), looks = form.mode === 'look', client = Math.random().toString(36).slice(2);
+  const form = model.get('facts'), client = Math.random().toString(36).slice(2);
   root.className = 'elleci-view elleci-planner';
-  root.dataset.mode = form.mode;
   root.setAttribute('role', 'region');
   let theme = null, seq = 0, answered = 0, waitingSince = 0, pending = {}, closed = false, folderTyped = false, clock = 0;
   const times = [];
@@ -132,17 +131,15 @@ function drawPlanner(root, model) {
   const start = element('select', { id: `pl-start-${client}`, change: () => send({ kind: 'start', label: start.value }) });
   const reset = element('button', { type: 'button', click: () => send({ kind: 'reset', name: null }) }, 'Back to the start');
   const fit = element('button', { type: 'button', title: 'search engine, batch, placements, optimizer and precision for the fastest step that the three budgets have room for', click: () => send({ kind: 'fit' }) }, 'Fastest that fits');
-  const head = element('div.pl-head', {}, element('h2', {}, looks ? 'A training step' : 'Plan a training'),
-    ...(looks ? [] : [element('label', { for: start.id }, 'start from', start), reset, fit]));
+  const head = element('div.pl-head', {}, element('h2', {}, 'Plan a training'), element('label', { for: start.id }, 'start from', start), reset, fit);
   const gone = element('div.pl-gone', { role: 'status', hidden: true });
 
   const controls = {}, counts = {}, column = element('div.pl-controls');
-  const fields = looks ? form.fields.filter(f => f.name === 'card') : form.fields;
-  for (const group of [...new Set(fields.map(f => f.group))]) {
+  for (const group of [...new Set(form.fields.map(f => f.group))]) {
     const count = element('span.pl-count');
     const box = element('details', { open: true }, element('summary', {}, group, count));
     const more = element('details', {}, element('summary', {}, `more of the ${group.toLowerCase()}`));
-    for (const field of fields.filter(f => f.group === group)) {
+    for (const field of form.fields.filter(f => f.group === group)) {
       const control = controls[field.name] = makeControl(field, value => moved(field.name, value), () => send({ kind: 'reset', name: field.name }));
       (field.main ? box : more).append(control.root);
     }
@@ -180,7 +177,7 @@ function drawPlanner(root, model) {
     element('div.pl-buttons', {}, go, write, copyTrain));
   const note = element('div.pl-note', { role: 'status' });
   const take = element('div.pl-take', {}, element('div.pl-buttons', {}, toml, copyCommand, show, trainButton, said), command, area, train, note);
-  const figures = element('div.pl-figures', {}, verdict, source, tiles, budgets, legend, advice, changes, ...(looks ? [] : [take]));
+  const figures = element('div.pl-figures', {}, verdict, source, tiles, budgets, legend, advice, changes, take);
   root.replaceChildren(head, gone, element('div.pl-columns', {}, column, figures));
   keepKeys();
 
@@ -218,31 +215,29 @@ function drawPlanner(root, model) {
     for (const [name, control] of Object.entries(controls)) {
       if (current && !(name in pending)) control.set(p.values[name]);
       const about = p.problem && name !== p.at && new RegExp(`\\b${control.field.label}\\b`).test(p.problem);
-      control.mark({ changed: p.changed?.[name], disabled: p.disabled?.[name], problem: p.problem && name === p.at ? p.problem : '', about });
+      control.mark({ changed: p.changed[name], disabled: p.disabled?.[name], problem: p.problem && name === p.at ? p.problem : '', about });
     }
-    if (!looks) {
-      if (p.labels && start.dataset.labels !== p.labels.join('\n')) {
-        start.dataset.labels = p.labels.join('\n');
-        start.replaceChildren(...p.labels.map(l => element('option', { value: l }, l)));
-      }
-      start.value = p.label;
-      const names = Object.keys(p.changed || {});
-      reset.disabled = !names.length;
-      for (const [group, { count, more }] of Object.entries(counts)) {
-        const mine = names.filter(n => controls[n]?.field.group === group);
-        setText(count, mine.length ? `${mine.length} changed` : '');
-        if (mine.some(n => !controls[n].field.main)) more.open = true;
-      }
-      changes.hidden = !names.length;
-      changes.replaceChildren(names.length ? `changed from ${p.label}: ` : '', ...names.flatMap(n =>
-        [element('code', {}, `${controls[n]?.field.label ?? n} ${String(p.changed[n]).replace('True', 'yes').replace('False', 'no') || 'none'} → ${valueText(p.values[n]) || 'none'}`), ' ']));
+    if (start.dataset.labels !== p.labels.join('\n')) {
+      start.dataset.labels = p.labels.join('\n');
+      start.replaceChildren(...p.labels.map(l => element('option', { value: l }, l)));
     }
+    start.value = p.label;
+    const names = Object.keys(p.changed);
+    reset.disabled = !names.length;
+    for (const [group, { count, more }] of Object.entries(counts)) {
+      const mine = names.filter(n => controls[n].field.group === group);
+      setText(count, mine.length ? `${mine.length} changed` : '');
+      if (mine.some(n => !controls[n].field.main)) more.open = true;
+    }
+    changes.hidden = !names.length;
+    changes.replaceChildren(names.length ? `changed from ${p.label}: ` : '', ...names.flatMap(n =>
+      [element('code', {}, `${controls[n].field.label} ${p.changed[n].replace('True', 'yes').replace('False', 'no') || 'none'} → ${valueText(p.values[n]) || 'none'}`), ' ']));
     const works = !!p.bars;
     for (const node of [tiles, budgets, legend, source]) node.hidden = !works;
     setText(verdict, works ? p.verdict.text : p.problem);
     verdict.dataset.tone = works ? p.verdict.tone : 'bad';
     for (const button of [toml, copyCommand, show, trainButton, fit]) button.disabled = !works;
-    advice.hidden = !works || !(p.suggestions?.length || p.warnings?.length || p.problem);
+    advice.hidden = !works || !(p.suggestions.length || p.problem);
     if (!works) { train.hidden = true; area.hidden = true; command.hidden = true; setText(note, ''); return; }
     source.replaceChildren(p.source, p.waiting ? element('b', {}, ` · ${p.waiting}`) : '');
     drawTiles(tiles, p.tiles);
@@ -250,19 +245,16 @@ function drawPlanner(root, model) {
     drawBudgets(p.bars);
     drawLegend(legend, p.legend);
     advice.replaceChildren(...(p.problem ? [element('div', { 'data-tone': 'bad' }, p.problem)] : []),
-      ...(p.suggestions?.length ? [element('h3', {}, p.suggestions[0].text.includes('still') ? 'Nearest' : 'What would fit')] : []),
-      ...(p.suggestions || []).map(({ text, values }) => element('div', {},
-        Object.keys(values).length ? element('button', { type: 'button', 'aria-label': `apply: ${text}`, click: () => send({ kind: 'set', values }) }, 'Apply') : '', text)),
-      ...(p.warnings || []).map(text => element('div', { 'data-tone': 'warn' }, text)));
-    if (!looks) {
-      command.hidden = false;
-      setText(command, p.command || `${trainCommand()}    (the start has no name: write the file first)`);
-      if (!folderTyped) folder.value = p.folder;
-      drawTrain();
-      if (area.value !== p.toml) area.value = p.toml;
-      setText(note, p.note?.text || '');
-      note.dataset.tone = p.note?.tone || '';
-    }
+      ...(p.suggestions.length ? [element('h3', {}, 'What would fit')] : []),
+      ...p.suggestions.map(({ text, values }) => element('div', {},
+        Object.keys(values).length ? element('button', { type: 'button', 'aria-label': `apply: ${text}`, click: () => send({ kind: 'set', values }) }, 'Apply') : '', text)));
+    command.hidden = false;
+    setText(command, p.command || `${trainCommand()}    (the start has no name: write the file first)`);
+    if (!folderTyped) folder.value = p.folder;
+    drawTrain();
+    if (area.value !== p.toml) area.value = p.toml;
+    setText(note, p.note.text || '');
+    note.dataset.tone = p.note.tone || '';
     keepKeys();
     flush();
     root.planner.drawTimes.push(performance.now() - begun);

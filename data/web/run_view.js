@@ -112,7 +112,7 @@ function placeOf(run, event, by) {
   return places(run, 'steps', by)[clamp(lowerBound(steps, event.step), 0, steps.length - 1)];
 }
 
-function newRun() { return { steps: new Columns(), validations: new Columns(), card: new Columns(), events: [], samples: [], eventsEpoch: -1, fixed: null }; }
+function newRun() { return { steps: new Columns(), validations: new Columns(), events: [], samples: [], fixed: null }; }
 
 // ---------------------------------------------------------------- what is drawn of it
 
@@ -126,11 +126,6 @@ function stepCurves(shown, name, { label, colour, scale = 1, by, smoothing }) {
     const levels = rows.levels[name] ||= {}, how = `${by} ${by === 'time' ? startOf(run) : ''} ${scale} ${smoothing || 0}`;
     return [{ label: alone ? label : runName, colour: alone ? colour : runColour, x: places(run, 'steps', by), y, mean, n: rows.n, levels, how }];
   });
-}
-
-// What was read of the card while the view looked.
-function cardCurves(shown, name, { label, colour, by }) {
-  return shown.flatMap(({ run }) => run.card.has(name) ? [{ label, colour, x: places(run, 'card', by), y: run.card.get(name), n: run.card.n }] : []);
 }
 
 function validationCurves(shown, name, { label, colour, scale = 1, by }) {
@@ -198,13 +193,8 @@ function chartsOf(shown, { by, smoothing }) {
       limit: alone && first?.limit ? { y: first.limit, label: `limit ${bytesText(first.limit)}` } : null, curves: [
         ...stepCurves(shown, 'memory_bytes', { label: device === 'cuda' ? 'reserved' : 'process', colour: '#4477aa', by }),
         ...(alone ? stepCurves(shown, 'peak_bytes', { label: 'tensors, highest so far', colour: '#ee6677', by }) : [])] },
-    { id: 'busy', title: 'Utilisation', unit: '%', fromZero: true, curves: [
-      ...stepCurves(shown, 'mfu', { label: 'model FLOP utilisation', colour: '#4477aa', scale: 100, ...how }),
-      ...cardCurves(shown, 'gpu_busy', { label: 'GPU busy', colour: '#ee7733', by })] },
+    { id: 'busy', title: 'Model FLOP utilisation', unit: '%', fromZero: true, curves: stepCurves(shown, 'mfu', { label: '', colour: '#4477aa', scale: 100, ...how }) },
     { id: 'power', title: 'Power', unit: 'watts, the whole card', fromZero: true, curves: stepCurves(shown, 'power', { label: '', colour: '#ee7733', ...how }) },
-    { id: 'heat', title: 'Temperature', unit: '°C, seen by this view', curves: cardCurves(shown, 'gpu_celsius', { label: '', colour: '#ee6677', by }) },
-    { id: 'shared', title: 'Shared memory', unit: 'RAM that the driver gave the card', fromZero: true, yText: bytesText, yTicks: bytesTicks, ySteps: bytesSteps,
-      curves: cardCurves(shown, 'shared_bytes', { label: '', colour: '#aa3377', by }) },
     { id: 'ternary', title: 'Ternary weights', unit: alone ? '%' : '% that are zero', fromZero: true, curves: [
       ...validationCurves(shown, 'ternary_zero', { label: 'are zero', colour: '#4477aa', scale: 100, by }),
       ...(alone ? validationCurves(shown, 'ternary_flipped', { label: 'changed since the validation before', colour: '#aa3377', scale: 100, by }) : [])] },
@@ -230,7 +220,7 @@ function drawRunView(root, store, send) {
   }) }, 'Copy');
   const nextRow = element('div.ev-nextrow', {}, element('span', {}, 'Next: '), next, copy);
   const gone = element('div.ev-gone', { role: 'status', hidden: true });
-  const near = element('div.ev-near', { hidden: true }), tiles = element('dl.ev-tiles'), runTable = element('div.ev-runs', { hidden: true });
+  const tiles = element('dl.ev-tiles'), runTable = element('div.ev-runs', { hidden: true });
   const buttons = Object.fromEntries(Object.entries(SOONER).map(([command, label]) =>
     [command, element('button', { type: 'button', click: () => ask(0, command) }, label)]));
   const answer = element('span.ev-answer', { role: 'status' });
@@ -252,7 +242,7 @@ function drawRunView(root, store, send) {
   const bars = element('div'), legend = element('div'), memoryTable = element('div.ev-wide'), timelineBox = element('div.ev-charts.ev-one'), memoryNote = element('p.ev-empty');
   tabs.panels.memory.append(memoryNote, bars, legend, memoryTable, timelineBox);
   root.replaceChildren(
-    element('div.ev-head', {}, heading, pill, sentence), nextRow, gone, near, control, tiles, runTable,
+    element('div.ev-head', {}, heading, pill, sentence), nextRow, gone, control, tiles, runTable,
     tabs.bar, ...Object.values(tabs.panels));
   const charts = {}, timeline = makeChart({ height: 230 });
   const sync = `elleci-${Math.random().toString(36).slice(2)}`;
@@ -284,7 +274,7 @@ function drawRunView(root, store, send) {
   // ------------------------------------------------------------ parts
 
   function drawHead() {
-    const { runs = [], title = '', message = '', nearest = [] } = store.facts, alone = runs.length === 1, one = runs[0];
+    const { runs = [], title = '', message = '' } = store.facts, alone = runs.length === 1, one = runs[0];
     setText(heading, title);
     root.setAttribute('aria-label', alone ? `Run ${title}: ${one.state}. ${one.sentence}` : `${title}. ${message}`);
     pill.hidden = !alone;
@@ -295,10 +285,6 @@ function drawRunView(root, store, send) {
       setText(next, one.next || '');
     }
     nextRow.hidden = !(alone && one.next);
-    near.hidden = !nearest.length;
-    if (nearest.length) {
-      near.replaceChildren(element('b', {}, 'Runs near by'), ...nearest.map(({ call, words }) => element('div', {}, element('code', {}, call), ` ${words}`)));
-    }
     control.hidden = !(alone && (one.can.length || s.asked[0]));
     if (alone) {
       for (const [command, button] of Object.entries(buttons)) {
@@ -415,7 +401,7 @@ function drawRunView(root, store, send) {
   }
 
   function drawEvents() {
-    const rows = shownRuns().flatMap(({ run, name, alone }) => run.events.slice(-200).reverse().map(e =>
+    const rows = shownRuns().flatMap(({ run, name, alone }) => run.events.toReversed().map(e =>
       [{ text: grouped(e.step, 0, 0), number: true }, e.time ? new Date(e.time * 1000).toLocaleString() : '', { text: e.kind || 'note', tone: e.kind && !e.quiet ? 'bad' : '' }, e.text, alone ? '' : name]));
     const parts = [];
     for (const { facts } of shownRuns()) if (facts.skipped) parts.push(element('p.ev-empty', {}, `${facts.skipped.toLocaleString('en-US')} lines of metrics.jsonl in ${facts.name} are no events, and left out.`));
@@ -504,11 +490,7 @@ export default () => {
       table.put(message.names, message.types, buffers, message.from, message.n);
       store.arrived = true;
     }
-    if (message.kind === 'events') {
-      if (message.from === 0 || message.epoch !== run.eventsEpoch) { run.events = []; run.samples = []; run.eventsEpoch = message.epoch; }
-      run.events = run.events.concat(message.events).slice(-2000);
-      run.samples = run.samples.concat(message.samples).slice(-200);
-    }
+    if (message.kind === 'events') Object.assign(run, { events: message.events, samples: message.samples });
     if (message.kind === 'fixed') run.fixed = message;
     if (message.kind !== 'beat') store.changed();
     return null;

@@ -20,10 +20,8 @@ STEP_COLUMNS = (
     'peak_bytes', 'mfu', 'joules', 'loss_scale',
 )
 
-def file_stamp(
-    path:Path,
-)->tuple|None: # None where there is no file
-    "Size, time and inode of a file: one of them differs when it was written or replaced"
+def file_stamp(path):
+    "Size, time and inode of a file: one of them differs when it was written or replaced; None: no file"
     try: s = path.stat()
     except OSError: return None
     return s.st_size, s.st_mtime_ns, s.st_ino
@@ -44,24 +42,19 @@ class RunReader:
 
     def poll(self)->bool: # whether there was anything new
         "Look at the files, and read those that have changed"
-        readers = {
-            'config.json': self._read_config,
-            'memory.json': self._read_memory,
-            'metrics.jsonl': self._read_metrics,
-        }
-        stamps = {name: file_stamp(self.run/name) for name in readers}
-        changed = [name for name in readers if stamps[name] != self.file_stamps.get(name)]
-        self.file_stamps = stamps
-        for name in changed: readers[name]()
+        before = self.file_stamps
+        names = 'config.json', 'memory.json', 'metrics.jsonl'
+        self.file_stamps = {name: file_stamp(self.run/name) for name in names}
+        changed = [name for name in names if self.file_stamps[name] != before.get(name)]
+        if 'config.json' in changed: self.config = self._read_config()
+        if 'memory.json' in changed: self.memory = read_memory(self.run)
+        if 'metrics.jsonl' in changed: self._read_metrics()
         return bool(changed)
 
     def _read_config(self):
-        self.config = None
-        try: self.config = read_config(self.run)
-        except FileNotFoundError: pass
+        try: return read_config(self.run)
+        except FileNotFoundError: return None
         except (OSError, UserError) as e: warnings.warn(f'{e}', stacklevel=3)
-
-    def _read_memory(self): self.memory = read_memory(self.run)
 
     def _read_metrics(self):
         try: lines = self._new_lines()

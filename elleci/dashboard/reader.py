@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['STALLED_FACTOR', 'STALLED_SECONDS', 'run_tiles', 'Comparison', 'compare_with_prediction', 'RunState', 'run_state',
-           'printable', 'nearest_runs', 'find_runs', 'no_run_message', 'status_line', 'elleci_watch', 'watch_command']
+           'find_runs', 'no_run_message', 'status_line', 'elleci_watch', 'watch_command']
 
 # %% ../../nbs/77_reader.ipynb #398655e5
 import difflib, itertools, math, os, shlex, shutil, statistics, sys, time, typing
@@ -114,18 +114,14 @@ def compare_with_prediction(
 )->list: # of `Comparison`; empty where nothing was measured
     "What was predicted of a run beside what was measured, from its files"
     memory = read_memory(run)
-    predicted, measured = memory.get('predicted'), memory.get('measured')
-    rows = []
-    if measured:
-        for name in ('peak_allocated', 'peak_reserved'):
-            if measured[name] and predicted[name]:
-                rows.append(Comparison(name.replace('_', ' '), 'bytes', predicted[name], measured[name]))
+    predicted, measured = memory.get('predicted'), memory.get('measured') or {}
+    rows = [Comparison(name.replace('_', ' '), 'bytes', predicted[name], measured[name])
+            for name in ('peak_allocated', 'peak_reserved') if measured.get(name) and predicted[name]]
     steps = [event for event in read_metrics(run) if 'loss' in event and event['step'] > 2]
     for seq_len, seconds in (step_seconds or {}).items():
         timed = [event['seconds'] for event in steps if event.get('seq_len') == seq_len]
-        if timed:
-            what = f'a step of {seq_len}-token rows'
-            rows.append(Comparison(what, 'seconds', seconds, statistics.median(timed)))
+        what = f'a step of {seq_len}-token rows'
+        if timed: rows.append(Comparison(what, 'seconds', seconds, statistics.median(timed)))
     return rows
 
 # %% ../../nbs/77_reader.ipynb #218120c9
@@ -212,9 +208,7 @@ def run_state(
     return _state_at_rest(reader)
 
 # %% ../../nbs/77_reader.ipynb #e7a56782
-def printable(
-    text:str, # from a file
-)->str:
+def printable(text):
     "Text without control characters"
     return ''.join(c if c.isprintable() else '?' for c in text)
 
@@ -248,10 +242,7 @@ def _as_typed(run):
     return Path(min(str(run), os.path.relpath(run), key=len))
 
 # %% ../../nbs/77_reader.ipynb #bbff96f1
-def nearest_runs(
-    name:str|Path, # what was typed
-    n:int=5,       # at most
-)->list: # of Path, the most alike first
+def nearest_runs(name, n=5):
     "Runs that may have been meant: beside the name, in the working directory, above it, and in `runs` there"
     name = Path(name).expanduser()
     folders = {folder.resolve() for base in _bases() for folder in (base, base/'runs', (base/name).parent)}
@@ -271,19 +262,14 @@ def find_runs(
     found = [[place] for place in places if _is_run(place)] + [_runs_in(place) for place in places]
     return [_as_typed(run) for run in next(filter(None, found), [])[:MAX_RUNS]]
 
-def no_run_message(
-    name:str|Path, # what was typed
-)->str:
+def no_run_message(name):
     "That there is no run, and which are near"
     near = ', '.join(map(str, nearest_runs(name)))
     remedy = f'The nearest: {near}.' if near else 'Give the folder that elleci_train was given as --out.'
     return printable(f'{name} holds no run. {remedy}')
 
 # %% ../../nbs/77_reader.ipynb #a4178209
-def status_line(
-    reader:RunReader,       # polled
-    running:bool|None=None, # whether a process holds the folder; None: look
-)->str: # without a line's end
+def status_line(reader, running=None):
     "A run in one line: its state, its figures, the last notice, what to type next"
     state = run_state(reader, running)
     parts = [state.name]
