@@ -22,7 +22,7 @@ from elleci.config import PRESETS, preset
 from elleci.core import UserError, type_and_range
 from elleci.memory.ledger import ledger, parameter_counts, phase_peaks
 from elleci.planning.account import account, as_dict
-from elleci.planning.planner import estimate_peak, plan, plan_as_dict
+from elleci.planning.planner import estimate_peak, plan
 from elleci.training.run import elleci_train
 from elleci.training.telemetry import read_metrics
 
@@ -75,7 +75,7 @@ def closed_forms():
 
 def plans(cards=CARDS):
     "What the planner chooses for the 1.5B model on three cards"
-    def choice(card): return plan_as_dict(plan(preset('elleci-1b5'), vram=card))
+    def choice(card): return plan(preset('elleci-1b5'), vram=card).as_dict()
     return {card: or_refused(choice, card) for card in cards}
 
 def quiet(f, *args, **kwargs):

@@ -103,15 +103,6 @@ def masked(family, **options):
 
 
 # Models of plain torch, each called with `x`.
-class Recurrent(nn.Module):
-    def __init__(self, kind):
-        super().__init__()
-        self.embed, self.rnn, self.head = nn.Embedding(V, D), kind(D, D, 2, batch_first=True), nn.Linear(D, V)
-
-    def forward(self, x):
-        return self.head(self.rnn(self.embed(x))[0])
-
-
 class Translator(nn.Module):
     def __init__(self):
         super().__init__()
@@ -589,8 +580,6 @@ CASES = {
     "timm vit_tiny": ("timm", pictures("timm", "vit_tiny_patch16_224", img_size=64, depth=2), {}),
     "timm xcit_nano": ("timm", pictures("timm", "xcit_nano_12_p16_224", img_size=64), {}),
     "nn.Transformer": ("plain torch", plain(Translator), {}),
-    "nn.LSTM": ("plain torch", plain(partial(Recurrent, nn.LSTM)), dict(clip=True)),
-    "nn.GRU": ("plain torch", plain(partial(Recurrent, nn.GRU)), {}),
     "U-Net": ("plain torch", plain(UNet, 4, 3, 32, 32), {}),
     "DCGAN": ("plain torch", plain(Generator, 8, 32, 4, 4), dict(optimizer=optim.Adam)),
     "MLP-Mixer": ("plain torch", plain(Mixer, 8, T, D), {}),

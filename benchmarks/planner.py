@@ -12,7 +12,7 @@ import torch
 from elleci.config import Config, preset
 from elleci.core import UserError, atomic_write, fmt_bytes
 from elleci.planning.account import account
-from elleci.planning.planner import faster_and_fitting, plan, plan_as_dict
+from elleci.planning.planner import faster_and_fitting, plan
 from tiny import ROOT, commit, hardware
 
 
@@ -55,7 +55,7 @@ def measure(name, n_random):
     if isinstance(p, UserError): return row | dict(refused=str(p), least=p.least)
     found, n_rehearsed = faster_and_fitting(p, n_random)
     print(f'{len(found)} of {n_random} random ones are faster and fit, {n_rehearsed} rehearsed\n', flush=True)
-    fields = plan_as_dict(p)
+    fields = p.as_dict()
     for unused in ('toml', 'runners_up', 'train'): del fields[unused]
     row |= dict(plan=fields, text=str(p), random=n_random, random_rehearsed=n_rehearsed)
     return row | dict(faster_and_fitting=[vars(train) for train in found])

@@ -7,7 +7,6 @@ __all__ = ['aten', 'FACTORIES', 'LIKE', 'CHOICES', 'COUNTING', 'MOST_EXPERTS', '
            'assume_choice', 'follow', 'counted_output', 'masks_counted', 'load_of']
 
 # %% ../../nbs/11_known_values.ipynb #f0e673de
-from typing import NamedTuple
 import torch
 from torch import Tensor
 from ..core import UserError
@@ -52,12 +51,6 @@ MOST_EXPERTS = 4096     # a choice among more isn't taken for a router's
 MOST_KNOWN = 2**23      # elements of a tensor; we don't carry the values of larger ones along
 
 # %% ../../nbs/11_known_values.ipynb #2dfaa8cc
-class _Known(NamedTuple):
-    "The values of one storage"
-    flat:Tensor  # on the CPU
-    assumed:bool # whether they follow from an assumption
-
-
 def _tensors_in(x):
     "The tensors among an operator's arguments"
     if isinstance(x, Tensor): return [x]
@@ -79,7 +72,7 @@ class KnownValues:
         load:float=1., # tokens of the fullest expert, as a multiple of its even share
     ):
         self.load = load
-        self.storages = {}      # address of a storage's C++ object: `_Known`
+        self.storages = {}      # address of a storage's C++ object: (values on the CPU, whether assumed)
         self.choices = {}       # line: how many there were to choose from
         self.used = False       # whether a shape or an answer has followed from an assumption
 
@@ -88,18 +81,15 @@ class KnownValues:
     def read(self, t):
         "The values of `t` and whether they're assumed; None where they aren't known"
         if not t.is_meta: return (t, False) if t.numel() <= MOST_KNOWN else None
-        known = self.storages.get(t.untyped_storage()._cdata)
-        if known is None or known.flat.dtype != t.dtype: return None
+        flat, assumed = self.storages.get(t.untyped_storage()._cdata, (None, False))
         # An operator may have resized the storage since.
-        if known.flat.nbytes != t.untyped_storage().nbytes(): return None
-        return known.flat.as_strided(t.shape, t.stride(), t.storage_offset()), known.assumed
+        if flat is None or flat.dtype != t.dtype or flat.nbytes != t.untyped_storage().nbytes(): return None
+        return flat.as_strided(t.shape, t.stride(), t.storage_offset()), assumed
 
     def answer(self, t):
         "The value of a tensor with one element; None where it isn't known"
-        found = self.read(t)
-        if found is None or t.numel() != 1: return None
-        self.used |= found[1]
-        return found[0].item()
+        value = self.copied(t) if t.numel() == 1 else None
+        return None if value is None else value.item()
 
     def copied(self, t):
         "The values of `t` as a tensor of the CPU; None where they aren't known"
@@ -114,7 +104,7 @@ class KnownValues:
         if not t.numel() or t.storage_offset() or t.numel() > MOST_KNOWN: return
         flat = torch.empty(t.untyped_storage().nbytes()//max(1, t.itemsize), dtype=t.dtype)
         flat.as_strided(t.shape, t.stride()).copy_(value)
-        self.storages[t.untyped_storage()._cdata] = _Known(flat, assumed)
+        self.storages[t.untyped_storage()._cdata] = flat, assumed
 
     def compute(self, func, args, kwargs):
         "(result, assumed) of an operator whose tensors are all known; None where they aren't"
@@ -132,10 +122,7 @@ class KnownValues:
         return out, assumed
 
 # %% ../../nbs/11_known_values.ipynb #a2346139
-def _choice_dim(
-    func,       # an operator of `CHOICES`
-    args:tuple,
-)->int|None: # None where it chooses among all elements
+def _choice_dim(func, args):
     "The dimension along which an operator chooses"
     if func is aten.argmax.default: return args[1] if len(args) > 1 else None
     if func is aten.max.dim: return args[1]
@@ -182,18 +169,15 @@ def follow(
         if found is None:
             for t in written: known.forget(t.untyped_storage()._cdata)
         elif found[1]:
-            for t in written: _now_assumed(known, t)
+            # What is written with assumed values is assumed from now on.
+            for key in (t.untyped_storage()._cdata for t in written):
+                known.storages[key] = known.storages[key][0], True
         return
-    if func not in FACTORIES and not any(_is_known(known, t) for t in _tensors_in(args)): return
-    if any(t.numel() > MOST_KNOWN for t in outs): return
-    if func in FACTORIES and outs[0].is_floating_point(): return
+    if not _is_followed(known, func, args, outs): return
     found = known.compute(func, args, kwargs)
     if found is None: return
     for t, value in zip(outs, _tensors_in(found[0])):
         if t.is_meta and t.shape == value.shape: known.write(t, value, found[1])
-
-
-def _is_known(known, t): return not t.is_meta or t.untyped_storage()._cdata in known.storages
 
 
 def _all_known(known, args):
@@ -201,10 +185,11 @@ def _all_known(known, args):
     return all(known.read(t) is not None for t in _tensors_in(args))
 
 
-def _now_assumed(known, t):
-    "What is written with assumed values is assumed from now on"
-    key = t.untyped_storage()._cdata
-    known.storages[key] = known.storages[key]._replace(assumed=True)
+def _is_followed(known, func, args, outs):
+    "Whether results may be known, and are worth it"
+    if any(t.numel() > MOST_KNOWN for t in outs): return False
+    if func in FACTORIES: return not outs[0].is_floating_point()
+    return any(not t.is_meta or t.untyped_storage()._cdata in known.storages for t in _tensors_in(args))
 
 # %% ../../nbs/11_known_values.ipynb #7d557903
 def counted_output(
@@ -247,6 +232,5 @@ def load_of(
 )->float:
     "What `dry_run(experts=...)` means; `UserError` for anything else"
     if experts == 'balanced': return 1.
-    is_number = isinstance(experts, (int, float)) and not isinstance(experts, bool)
-    if is_number and experts >= 1: return float(experts)
+    if isinstance(experts, (int, float)) and experts >= 1: return float(experts)
     raise UserError(f"experts is {experts!r}: give 'balanced', or the fullest expert's share as in 1.25.")

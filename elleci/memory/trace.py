@@ -444,8 +444,10 @@ class Notes:
             more = fmt_bytes(self.most)
             found.append(f'{self.lines[0]}: {said}: the peak may be up to about {more} higher.')
         recurrent = [n or '(model)' for n, m in model.named_modules() if isinstance(m, nn.RNNBase)]
-        if recurrent and self.target == 'cuda':
-            found.append(f'{recurrent[0]}: what cuDNN keeps for backward is an estimate.')
+        if recurrent:
+            said = 'what cuDNN keeps for backward is an estimate.'
+            if self.target == 'cpu': said = 'its kernel is not modelled: a loop over time is counted.'
+            found.append(f'{recurrent[0]}: {said}')
         if known.used:
             share = 'each of them got the same share'
             if known.load != 1: share = f'the fullest of them got {known.load:g} even shares'

@@ -22,18 +22,9 @@ from .account import Account, account, advice, as_dict, draw_timeline, report
 from .account import train_overrides
 from .cost import cost_as_dict, cost_lines, cost_table, training_cost
 from .foreign import PlainLlama, hf_model_maker, shape_named
-from .planner import Plan, given_choices, plan as find_plan, plan_as_dict
+from .planner import Plan, given_choices, plan as find_plan
 from .predict import Prediction, predict
-from .ranks import RanksAccount, account_ranks, ranks_as_dict, ranks_report
-
-# %% ../../nbs/66_memory_command.ipynb #b3d5b879
-def _check_drawing(path:str|None):
-    "Refuse a name under which no drawing can be written, before anything is computed"
-    if path is None: return
-    if Path(path).suffix not in ('.png', '.svg', '.pdf'):
-        raise UserError(f'{path!r} cannot be drawn: give a name that ends in .png, .svg or .pdf.')
-    if not Path(path).parent.is_dir():
-        raise UserError(f'There is no folder {str(Path(path).parent)!r}: make it, or give another name.')
+from .ranks import RanksAccount, account_ranks
 
 # %% ../../nbs/66_memory_command.ipynb #098f7f3c
 def _save(ax, path):
@@ -43,13 +34,7 @@ def _save(ax, path):
     print(f'the timeline is in {path}', file=sys.stderr)
 
 # %% ../../nbs/66_memory_command.ipynb #495a2c8c
-def _write_files(
-    a, # an `Account` or a `Prediction`
-    limit:int|None, # bytes of the card
-    html:str|None,
-    snapshot:str|None,
-    title:str,
-):
+def _write_files(a, limit, html, snapshot, title):
     "The timeline and the snapshot, where they were asked for; stderr says where they are"
     if html:
         write_timeline_html(html, trace_timeline(a.trace, a.replay, title, limit, a.context))
@@ -61,7 +46,14 @@ def _write_files(
         print(f'the snapshot is in {snapshot}: {how}', file=sys.stderr)
 
 # %% ../../nbs/66_memory_command.ipynb #a9c8cb38
-def _as_json(d): return json.dumps(d, indent=1)
+def _print(shown, as_json=False):
+    print(json.dumps(shown, indent=1) if as_json else shown, flush=True)
+
+# %% ../../nbs/66_memory_command.ipynb #04d68957
+def _refuse(flags, why):
+    "`UserError` for flags that were given"
+    for name, value in flags.items():
+        if value not in (None, False): raise UserError(f"--{name.replace('_', '-')} {why}")
 
 # %% ../../nbs/66_memory_command.ipynb #b5570675
 def _costs(a, vram, cards, **prices):
@@ -74,85 +66,18 @@ def _costs(a, vram, cards, **prices):
     fits = {key: a.fit(CARDS[key], card_overhead(key)) for key in keys}
     return [training_cost(a.config, key, fit, ram, **prices) for key, fit in fits.items()]
 
-
-def _costs_as_dict(costs): return dict(costs=[cost_as_dict(cost) for cost in costs]) if costs else {}
-
-
-def _cost_text(costs, cards): return cost_table(costs) if cards else cost_lines(costs[0])
-
-# %% ../../nbs/66_memory_command.ipynb #81bc64e4
-def _check_plan_flags(
-    is_plan:bool,
-    vram:str|None,
-    for_plans:dict,  # flags that only a plan has
-    for_accounts:dict, # flags that a plan does not have
-):
-    "`UserError` where flags contradict each other"
-    if not is_plan:
-        for name, value in for_plans.items():
-            if value is not None:
-                raise UserError(f'--{name} is a budget of --plan: add --plan, or leave it out.')
-        return
-    if vram is None: raise UserError('--plan needs a card to plan for: add --vram, as in --vram 8GiB.')
-    for name, value in for_accounts.items():
-        flag = '--' + name.replace('_', '-')
-        if value is not None: raise UserError(f'{flag} does not go with --plan: leave one of them out.')
-
-
-def _show_plan(config, vram, ram, pinned, choices, draw, as_json):
-    "Find a plan and print it"
-    p = find_plan(config, vram, ram, pinned, None, choices)
-    if as_json: print(_as_json(plan_as_dict(p)))
-    else: print(p, '', p.toml, sep='\n')
-    if draw: _save(p.draw(), draw)
-    return p
-
 # %% ../../nbs/66_memory_command.ipynb #48345cfa
 def _is_shared(train):
     "Whether several processes share a step"
     return train.dp > 1 or train.fsdp or train.cp > 1 or train.tp > 1
 
-
-def _show_ranks(
-    config:Config,
-    vram:str|None,  # a card, or its size
-    for_one:dict,   # flags that only the account of one card has
-    as_json:bool,
-)->RanksAccount:
-    "Print the account of each rank"
-    for name, value in for_one.items():
-        flag = '--' + name.replace('_', '-')
-        if value is not None:
-            raise UserError(f'{flag} is for one card: leave it out, or leave out dp, fsdp, cp and tp.')
-    limit = None if vram is None else card_bytes(vram)
-    a = account_ranks(config, limit=limit)
-    shown = limit, card_overhead(vram)
-    print(_as_json(ranks_as_dict(a, *shown)) if as_json else ranks_report(a, *shown))
-    return a
-
 # %% ../../nbs/66_memory_command.ipynb #6febcf1e
 # What a model that isn't ours shares with ours.
-_FOREIGN_TOO = 'context', 'checkpointing', 'batch_size', 'seq_len', 'optimizer', 'precision'
+_FOREIGN_TOO = 'checkpointing', 'batch_size', 'seq_len', 'optimizer', 'precision'
 
 
-def _check_foreign_flags(
-    which:str,      # '--shape' or '--hf-config'
-    flags:dict,     # what else was given: None where it wasn't
-):
-    "`UserError` for a flag that does not apply to a model that isn't ours"
-    for name, value in flags.items():
-        flag = '--' + name.replace('_', '-')
-        if value is not None and name not in _FOREIGN_TOO:
-            raise UserError(f"{flag} is for Elleci's own models: leave it out, or leave out {which}.")
-    if flags.get('checkpointing') not in (None, 'none', 'block'):
-        raise UserError(f"checkpointing is {flags['checkpointing']!r}: with {which} give none or block.")
-
-
-def _foreign_model(
-    shape:str|None,
-    hf_config:str|None,
-)->tuple: # functions that make the model, and a batch of (rows, seq); its name
-    "The model of a size or of a configuration"
+def _foreign_model(shape, hf_config):
+    "Functions that make a model of a size or of a configuration, and a batch of (rows, seq); its name"
     if hf_config: return hf_model_maker(hf_config)
     sizes = shape_named(shape)
     def tokens(rows, seq):
@@ -161,40 +86,15 @@ def _foreign_model(
     return lambda: PlainLlama(sizes), tokens, f'Llama {shape.strip().upper()}'
 
 
-def _print_now(line): print(line, flush=True)
-
-
-def _show_foreign(
-    shape:str|None,
-    hf_config:str|None,
-    vram:str|None,
-    batch:int,
-    seq:int|None, # None: as long as the model's rows usually are
-    context:str|None,
-    as_json:bool,
-    flags:dict, # what else was given: None where it wasn't
-    *,
-    optimizer:str|None,
-    precision:str|None,
-    lora:int|None,
-    checkpointing:str|None,
-)->Prediction:
-    "Rehearse a model of a size or of a configuration, and print it"
-    if shape and hf_config: raise UserError('--shape and --hf-config are two models: give one of them.')
-    which = '--shape' if shape else '--hf-config'
-    _check_foreign_flags(which, flags)
-    if vram is None: raise UserError(f'{which} needs a card to fit into: add --vram, as in --vram 12GiB.')
-    make, make_batch, name = _foreign_model(shape, hf_config)
+def _predict_foreign(model, batch, seq, vram, context, precision, lora, checkpointing, optimizer, as_json):
+    "Rehearse a model that isn't ours, and print it"
+    make, make_batch, name = model
     # Adapters are usually trained beside weights in bf16.
     precision = precision or ('bf16-weights' if lora else 'bf16')
     try:
         p = predict(
             make, lambda: make_batch(batch, seq), None, optimizer or 'adamw', precision, vram,
-            context=0 if context is None else parse_bytes(context),
-            lora=lora or 0,
-            checkpointing=checkpointing == 'block',
-            name=name,
-            show=None if as_json else _print_now,
+            context, lora or 0, checkpointing == 'block', name, show=None if as_json else _print,
         )
     except UserError: raise
     # Somebody's model may refuse what it is called with in any way it likes.
@@ -203,7 +103,7 @@ def _show_foreign(
         raise UserError(
             f'{name} cannot be rehearsed as it is ({why}): give predict() your own make_batch and step.'
         ) from e
-    if as_json: print(_as_json(p.as_dict()))
+    if as_json: _print(p.as_dict(), True)
     return p
 
 # %% ../../nbs/66_memory_command.ipynb #15d1bd57
@@ -255,59 +155,61 @@ def elleci_memory(
     "What a training takes before it runs, whether it fits, what would; on a card days, kWh, money, disk, RAM"
     limit = None if vram is None else card_bytes(vram)
     if limit and (note := box_note(limit)): print(note, file=sys.stderr)
+    context = 0 if context is None else parse_bytes(context)
     changes = train_overrides(
-        batch=batch,
-        seq=seq,
-        grad_accum_steps=grad_accum_steps,
-        optimizer=optimizer,
-        precision=precision,
-        checkpointing=checkpointing,
-        engine=engine,
-        clip_by=clip_by,
-        block_inputs_on=block_inputs_on,
-        weights_on=weights_on,
-        states_on=states_on,
-        int8_backward=int8_backward or None,
-        dp=dp,
-        fsdp=fsdp or None,
-        cp=cp,
-        tp=tp,
+        batch=batch, seq=seq, grad_accum_steps=grad_accum_steps, optimizer=optimizer, precision=precision,
+        checkpointing=checkpointing, engine=engine, clip_by=clip_by, block_inputs_on=block_inputs_on,
+        weights_on=weights_on, states_on=states_on, int8_backward=int8_backward or None,
+        dp=dp, fsdp=fsdp or None, cp=cp, tp=tp,
     )
-    _check_drawing(draw)
+    # An account of a large model takes some seconds: what can't be written is refused before.
+    if draw: check_output(draw, ('.png', '.svg', '.pdf'), 'a drawing')
     if html: check_output(html, ('.html', '.htm'), 'a page')
     if snapshot: check_output(snapshot, ('.pickle', '.pkl'), 'a snapshot')
-    others = dict(context=context, cards=cards or None, kwh_price=kwh_price, hour_price=hour_price)
+    costs = dict(cards=cards, kwh_price=kwh_price, hour_price=hour_price)
+    for_one = dict(context=context or None, **costs, html=html, snapshot=snapshot)
     if shape or hf_config:
-        ours = dict(preset=preset, config=config, set=set, plan=plan or None, ram=ram, pinned=pinned)
-        ours |= dict(draw=draw) | others | changes
-        given = dict(optimizer=optimizer, precision=precision, lora=lora, checkpointing=checkpointing)
-        p = _show_foreign(shape, hf_config, vram, batch or 1, seq, context, json, ours, **given)
+        if shape and hf_config: raise UserError('--shape and --hf-config are two models: give one of them.')
+        which = '--shape' if shape else '--hf-config'
+        ours = dict(preset=preset, config=config, set=set, plan=plan, ram=ram, pinned=pinned, draw=draw)
+        ours |= costs | {name: value for name, value in changes.items() if name not in _FOREIGN_TOO}
+        _refuse(ours, f"is for Elleci's own models: leave it out, or leave out {which}.")
+        if checkpointing not in (None, 'none', 'block'):
+            raise UserError(f'checkpointing is {checkpointing!r}: with {which} give none or block.')
+        if vram is None: raise UserError(f'{which} needs a card to fit into: add --vram, as in --vram 12GiB.')
+        model, how = _foreign_model(shape, hf_config), (precision, lora, checkpointing, optimizer)
+        p = _predict_foreign(model, batch or 1, seq, vram, context, *how, json)
         _write_files(p, limit, html, snapshot, p.settings)
         return p
     if lora: raise UserError('--lora is for models that are not ours: add --shape or --hf-config.')
-    _check_plan_flags(plan, vram, dict(ram=ram, pinned=pinned), others | dict(html=html, snapshot=snapshot))
-    source = config
-    config = resolve_config(preset, config, set or (), 'elleci-1b5', **changes)
-    given = given_choices(config, source, set or (), changes)
-    if plan and _is_shared(config.train):
-        raise UserError('--plan plans for one card: leave out dp, fsdp, cp and tp.')
-    if plan: return _show_plan(config, vram, ram or '32GiB', pinned or '2GiB', given, draw, json)
-    if _is_shared(config.train):
-        return _show_ranks(config, vram, dict(others, draw=draw, html=html, snapshot=snapshot), json)
-    a = account(
-        config.model,
-        config.train,
-        context=0 if context is None else parse_bytes(context),
-        name=config.preset,
-        limit=limit,
-    )
-    overhead = card_overhead(vram)
-    costs = _costs(a, vram, cards, kwh_price=kwh_price, hour_price=hour_price)
-    if json: print(_as_json(as_dict(a, limit, overhead) | _costs_as_dict(costs)))
-    else: _print_now(report(a, limit, overhead))
-    if limit and not json and not a.fit(limit, overhead).fits:
-        for line in advice(a, limit, overhead): _print_now(line)
-    if costs and not json: print('', *_cost_text(costs, cards), sep='\n')
+    if plan:
+        if vram is None: raise UserError('--plan needs a card to plan for: add --vram, as in --vram 8GiB.')
+        _refuse(for_one, 'does not go with --plan: leave one of them out.')
+    else: _refuse(dict(ram=ram, pinned=pinned), 'is a budget of --plan: add --plan, or leave it out.')
+    source, config = config, resolve_config(preset, config, set or (), 'elleci-1b5', **changes)
+    is_shared, overhead = _is_shared(config.train), card_overhead(vram)
+    if plan:
+        if is_shared: raise UserError('--plan plans for one card: leave out dp, fsdp, cp and tp.')
+        given = given_choices(config, source, set or (), changes)
+        p = find_plan(config, vram, ram or '32GiB', pinned or '2GiB', None, given)
+        _print(p.as_dict() if json else f'{p}\n\n{p.toml}', json)
+        if draw: _save(p.draw(), draw)
+        return p
+    if is_shared:
+        _refuse(for_one | dict(draw=draw), 'is for one card: leave it out, or leave out dp, fsdp, cp and tp.')
+        a = account_ranks(config, limit=limit)
+        _print(a.as_dict(limit, overhead) if json else a.report(limit, overhead), json)
+        return a
+    a = account(config.model, config.train, context=context, name=config.preset, limit=limit)
+    found = _costs(a, vram, cards, kwh_price=kwh_price, hour_price=hour_price)
+    if json:
+        added = dict(costs=[cost_as_dict(cost) for cost in found]) if found else {}
+        _print(as_dict(a, limit, overhead) | added, True)
+    else:
+        _print(report(a, limit, overhead))
+        if limit and not a.fit(limit, overhead).fits:
+            for line in advice(a, limit, overhead): _print(line)
+        if found: print('', *(cost_table(found) if cards else cost_lines(found[0])), sep='\n')
     if draw: _save(draw_timeline(a, limit), draw)
     _write_files(a, limit, html, snapshot, config.preset or 'training')
     return a

@@ -10,7 +10,7 @@ import functools, inspect, json, math, re, tomllib
 from dataclasses import dataclass
 from pathlib import Path
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from ..core import UserError, optional, pip_install
@@ -43,11 +43,7 @@ class _Norm(nn.Module):
         return self.weight*scaled.to(x.dtype)
 
 
-def _rotate(
-    x:Tensor, # (B, H, T, P)
-    cos:Tensor, # (T, P), as is sin
-    sin:Tensor,
-)->Tensor: # like x
+def _rotate(x, cos, sin): # (B, H, T, P), (T, P), (T, P)
     "Rotary positions, halves beside each other"
     half = x.shape[-1]//2
     return x*cos + torch.cat([-x[..., half:], x[..., :half]], -1)*sin
@@ -108,21 +104,17 @@ def shape_named(
     name:str, # '8B', '8b'
 )->Shape:
     "A shape of the table; `UserError` for one that isn't in it"
-    shapes = read_shapes()
-    found = shapes.get(str(name).strip().upper())
-    if found is None:
-        raise UserError(f"Shape {str(name)[:40]!r} is not in the table: give one of {', '.join(shapes)}, "
-                        'or --hf-config with the config.json of your model.')
-    return found
+    shapes, key = read_shapes(), str(name).strip().upper()
+    if key in shapes: return shapes[key]
+    raise UserError(f"Shape {str(name)[:40]!r} is not in the table: give one of {', '.join(shapes)}, or "
+                    '--hf-config with the config.json of your model.')
 
 # %% ../../nbs/64_foreign_models.ipynb #b93c5d20
 def _find(config, *names):
     "The first of these settings that a configuration or one of those inside it has"
     inside = [v for v in vars(config).values() if hasattr(v, 'model_type')]
-    for name in names:
-        for c in (config, *inside):
-            if (value := getattr(c, name, None)) is not None: return value
-    return None
+    values = (getattr(c, name, None) for name in names for c in (config, *inside))
+    return next((value for value in values if value is not None), None)
 
 
 _SOUND = 160_000  # ten seconds of it, at 16 kHz
@@ -144,27 +136,23 @@ class _Inputs:
     def note_positions(self, model):
         "How long the tables are in which tokens look up their positions; the first rows may be for padding"
         for name, m in model.named_modules():
-            is_of_tokens = re.search('position|wpe', name) and not re.search('vis|image|audio|relative', name)
-            if not isinstance(m, nn.Embedding) or not is_of_tokens: continue
+            if not isinstance(m, nn.Embedding) or re.search('vis|image|audio|relative', name): continue
+            if not re.search('position|wpe', name): continue
             before = 0 if m.padding_idx is None else m.padding_idx + 1
-            n = m.num_embeddings - getattr(m, 'offset', before)
-            self.positions = min(n, self.positions or n)
+            self.positions = min(m.num_embeddings - getattr(m, 'offset', before), self.positions or 2**62)
 
     def tokens(self, rows, seq):
         "Token ids; `UserError` for more of them than the model has positions"
         if seq and self.positions and seq > self.positions:
-            raise UserError(
-                f'{self.name} has {self.positions:,} positions, and --seq asks for {seq:,} tokens: give at '
-                f'most --seq {self.positions}, or raise that number in its configuration.'
-            )
+            raise UserError(f'{self.name} has {self.positions:,} positions, and --seq asks for {seq:,} '
+                            f'tokens: give at most --seq {self.positions}, or raise that number in its file.')
         return torch.ones(rows, seq or min(2048, self.positions or 2048), dtype=torch.long)
 
     def pixels(self, rows):
         size = _find(self.config, 'image_size') or 224
         size = [size, size] if isinstance(size, int) else [*size][-2:]
-        channels = _find(self.config, 'num_channels') or 3
         frames = [_find(self.config, 'num_frames') or 16] if 'Video' in self.name else []
-        return torch.ones(rows, *frames, channels, *size)
+        return torch.ones(rows, *frames, _find(self.config, 'num_channels') or 3, *size)
 
     def sound(self, rows, seq):
         "Samples, or a spectrum: frames of so many values, the other way round in Whisper"
@@ -214,9 +202,7 @@ class _Inputs:
         return batch
 
 # %% ../../nbs/64_foreign_models.ipynb #0f716b6d
-def _config_file(
-    path:str, # a config.json, or the folder it lies in
-)->Path:
+def _config_file(path):
     "The file; `UserError` for what isn't there, with how to get it"
     file = Path(path).expanduser()
     if file.is_dir(): file = file/'config.json'
@@ -237,21 +223,15 @@ def _read_config(file, transformers):
         settings = json.loads(file.read_text(encoding='utf-8-sig'))
         config = transformers.AutoConfig.for_model(**settings)
     except Exception as e:
-        version = transformers.__version__
-        raise UserError(
-            f'{file} is no configuration that transformers {version} knows: {_in_a_line(e)}'
-        ) from None
+        known = f'transformers {transformers.__version__} knows'
+        raise UserError(f'{file} is no configuration that {known}: {_in_a_line(e)}') from None
     if settings.get('quantization_config'):
-        raise UserError(
-            f'{file} is of quantised weights (quantization_config), which are not modelled: delete that '
-            'entry to rehearse the model in full precision.'
-        )
+        raise UserError(f'{file} is of quantised weights, which are not modelled: delete its '
+                        'quantization_config to rehearse the model in full precision.')
     attention = config._attn_implementation
     if attention not in (None, 'eager', 'sdpa'):
-        raise UserError(
-            f"{file} asks for attn_implementation {attention!r}, which cannot be rehearsed: write 'sdpa', "
-            "which takes as many bytes as flash attention, or 'eager'."
-        )
+        raise UserError(f"{file} asks for attn_implementation {attention!r}, which cannot be rehearsed: "
+                        "write 'sdpa', which takes as many bytes as flash attention, or 'eager'.")
     return settings, config
 
 
@@ -260,21 +240,17 @@ def _parameters_of(cls): return inspect.signature(cls.forward).parameters
 
 def _has_loss(cls):
     "Whether a class of transformers can return a loss"
-    return 'ForPreTraining' in cls.__name__ or not {'labels', 'return_loss', 'start_positions'}.isdisjoint(
-        _parameters_of(cls)
-    )
+    wanted = {'labels', 'return_loss', 'start_positions'}
+    return 'ForPreTraining' in cls.__name__ or not wanted.isdisjoint(_parameters_of(cls))
 
 
 def _class_to_train(settings, config, transformers):
     "The class that a configuration names, or else the one that is trained on text; None where there is none"
-    for name in settings.get('architectures') or ():
-        cls = getattr(transformers, str(name), None)
-        if cls is not None and _has_loss(cls): return cls
+    named = [getattr(transformers, str(name), None) for name in settings.get('architectures') or ()]
     auto = ('Seq2SeqLM', 'SpeechSeq2Seq') if config.is_encoder_decoder else ('MaskedLM', 'CausalLM')
-    for kind in auto:
-        mapping = getattr(transformers, f'AutoModelFor{kind}')._model_mapping
-        if type(config) in mapping: return mapping[type(config)]
-    return None
+    mappings = [getattr(transformers, f'AutoModelFor{kind}')._model_mapping for kind in auto]
+    usual = [mapping[type(config)] for mapping in mappings if type(config) in mapping]
+    return next((cls for cls in named if cls and _has_loss(cls)), None) or next(iter(usual), None)
 
 
 def hf_model_maker(
@@ -284,9 +260,8 @@ def hf_model_maker(
     file = _config_file(path)
     transformers = optional('transformers')
     if transformers is None:
-        raise UserError(
-            f'--hf-config needs transformers: {pip_install("transformers")} (or ask by size: --shape 8B).'
-        )
+        how = pip_install('transformers')
+        raise UserError(f'--hf-config needs transformers: {how} (or ask by size: --shape 8B).')
     settings, config = _read_config(file, transformers)
     cls = _class_to_train(settings, config, transformers)
     if cls is None:
@@ -349,16 +324,12 @@ def add_lora(
         settings = peft.LoraConfig(r=rank, target_modules='all-linear')
         return peft.get_peft_model(model, settings), f"peft's LoRA of rank {rank} on all linear layers"
     model.requires_grad_(False)
-    found = [
-        (parent, child_name, child)
-        for name, parent in [*model.named_modules()]
-        for child_name, child in parent.named_children()
-        if type(child) is nn.Linear and child_name not in _OUTPUT_LAYERS
-    ]
-    if not found:
+    linear = [(name, m) for name, m in model.named_modules() if type(m) is nn.Linear]
+    linear = [(name, m) for name, m in linear if name.split('.')[-1] not in _OUTPUT_LAYERS]
+    if not linear:
         raise UserError('LoRA needs linear layers (torch.nn.Linear), and the model has none but its output.')
-    for parent, name, child in found: setattr(parent, name, _Lora(child, rank))
-    return model, f'a plain LoRA of rank {rank} on {len(found)} linear layers'
+    for name, m in linear: model.set_submodule(name, _Lora(m, rank))
+    return model, f'a plain LoRA of rank {rank} on {len(linear)} linear layers'
 
 # %% ../../nbs/64_foreign_models.ipynb #d004e65c
 class _States(torch.optim.Optimizer):
@@ -368,29 +339,31 @@ class _States(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self):
         for p in (p for group in self.param_groups for p in group['params'] if p.grad is not None):
+            if not self.state[p]: self.make(p, self.state[p])
             self.update(p, self.state[p])
+
+    def update(self, p, state): pass
 
 
 class _LionStates(_States):
     "Lion as lion-pytorch steps it, tensor by tensor: a momentum, and two temporaries as large as the weight"
+    def make(self, p, state): state['exp_avg'] = torch.zeros_like(p)
+
     def update(self, p, state):
-        if not state: state['exp_avg'] = torch.zeros_like(p)
         update = state['exp_avg'].clone().mul_(.9).add(p.grad, alpha=.1).sign_()
         p.add_(update, alpha=-1e-4)
 
 
 class _FusedAdamWStates(_States):
     "torch's AdamW(fused=True): two moments, a counter on the card, no temporaries"
-    def update(self, p, state):
-        if state: return
+    def make(self, p, state):
         state['step'] = torch.zeros((), device=p.device)
         for moment in ('exp_avg', 'exp_avg_sq'): state[moment] = torch.zeros_like(p)
 
 
 class _AdamW8bitStates(_States):
     "bitsandbytes' AdamW8bit: two codes, two scales for 256 numbers"
-    def update(self, p, state):
-        if state: return
+    def make(self, p, state):
         coded = p.numel() >= 4096
         for k in ('state1', 'state2'):
             state[k] = torch.zeros_like(p, dtype=torch.uint8 if coded else torch.float32)

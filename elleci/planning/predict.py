@@ -9,7 +9,6 @@ __all__ = ['Prediction', 'predict']
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from html import escape
 import warnings
 import torch
 from torch import nn
@@ -18,7 +17,7 @@ from ..core import UserError, fmt_bytes, fmt_count
 from ..memory.ledger import CARDS, Fit, Overhead, card_bytes, card_overhead
 from ..memory.trace import Trace, dry_run, source_lines
 from ..memory.allocator import Replay, replay
-from .account import HOW_TO_KNOW, advice_lines, peak_place
+from .account import Rehearsed, advice_lines, mildest_fitting, peak_categories
 from .foreign import OPTIMIZERS, add_lora, checkpoint_blocks
 
 # %% ../../nbs/64_your_own_model.ipynb #76ea5459
@@ -75,11 +74,9 @@ def _to_meta(model):
         for tensors in (module._parameters, module._buffers):
             for name, t in tensors.items():
                 if t is None or t.is_meta: continue
-                if id(t) not in moved:
-                    there = t.detach().to('meta')
-                    is_weight = isinstance(t, nn.Parameter)
-                    moved[id(t)] = nn.Parameter(there, t.requires_grad) if is_weight else there
-                tensors[name] = moved[id(t)]
+                there = t.detach().to('meta')
+                if isinstance(t, nn.Parameter): there = nn.Parameter(there, t.requires_grad)
+                tensors[name] = moved.setdefault(id(t), there)
 
 
 @dataclass(frozen=True)
@@ -133,92 +130,43 @@ class _Training:
         return trace, model, batch, how
 
 # %% ../../nbs/64_your_own_model.ipynb #90bfcc02
-_LARGER_CARD = 'a card of'
-
 @dataclass(repr=False)
-class Prediction:
+class Prediction(Rehearsed):
     "The memory of a training step of any model, and of a card; sizes in bytes"
     trace:Trace   # the step on meta tensors
     replay:Replay # what torch's allocator makes of it
+    categories:dict # category: bytes at the peak, as in `elleci_memory --json`
     limit:int     # bytes of the card
     card:str      # as it was given
     settings:str  # what was rehearsed, in words
     context:int = 0        # of the CUDA context and workspaces, measured; 0: estimated
-    what_would_fit:list = field(default_factory=list) # of (change, bytes needed); filled as they're found
+    what_would_fit:list = field(default_factory=list) # of (change, `Fit`); filled as they're found
 
     @property
-    def categories(self): # as in `elleci_memory --json`; they add up to `peak_allocated`, and `context`
-        peak = int(self.replay.allocated.argmax())
-        event = int(self.trace.device_events[peak])
-        found = self.trace.breakdown(event)
-        rounding = int(self.replay.allocated[peak] - self.trace.running[event])
-        return found | dict(rounding=rounding, workspaces=0, context=self.context)
+    def needed(self): return self.total
     @property
-    def peak_allocated(self): return self.replay.peak_allocated
-    @property
-    def peak_reserved(self): return self.replay.peak_reserved
-    @property
-    def needed(self): return self.peak_reserved + self.context
-    @property
-    def overhead(self): return Overhead(0, 0) if self.context else card_overhead(self.card)
-    @property
-    def fit(self): return Fit(self.needed, self.limit, self.overhead)
+    def fit(self):
+        return Fit(self.needed, self.limit, Overhead(0, 0) if self.context else card_overhead(self.card))
     @property
     def fits(self): return self.fit.fits
 
     def as_dict(self):
         "For programs: sizes in bytes, under the names of `elleci_memory --json`"
-        op = self.trace.peak_operator()
-        return dict(
-            settings=self.settings,
-            target=self.trace.target,
-            categories=self.categories,
-            peak_requested=self.trace.peak,
-            peak_allocated=self.peak_allocated,
-            peak_reserved=self.peak_reserved,
-            total=self.needed,
-            **self.fit.as_dict(),
-            peak=dict(op=op.op, phase=op.phase, layer=op.layer, step=op.step, line=op.line),
+        helps = [(change, fit.needed) for change, fit in self.what_would_fit if fit.answer != 'does not fit']
+        return dict(settings=self.settings) | self.sizes(self.fit) | dict(
             warnings=self.trace.warnings(),
-            what_would_fit=[
-                dict(change=change, needed=needed)
-                for change, needed in self.what_would_fit
-                if self.fit_with(change, needed).answer != 'does not fit'
-            ],
+            what_would_fit=[dict(change=change, needed=needed) for change, needed in helps],
         )
-
-    def rows(self)->list: # of (size, what)
-        "The breakdown and the peak"
-        found = [(fmt_bytes(nbytes), name) for name, nbytes in self.categories.items() if nbytes]
-        place = peak_place(self.trace.peak_operator())
-        found.append((fmt_bytes(self.peak_allocated), f'allocated at the peak, reached by {place}'))
-        found.append((fmt_bytes(self.peak_reserved), 'reserved by the allocator at its fullest'))
-        if not self.context: found.append((str(self.overhead), 'context and cuBLAS workspaces, estimated'))
-        return found
-
-    def verdict(self): return f'{self.fit}{HOW_TO_KNOW}' if self.fit.answer == 'may fit' else str(self.fit)
 
     def report(self)->str:
         "Everything but what would fit"
-        rows = [f'{size:>14}  {what}' for size, what in self.rows()]
-        lines = [self.settings, '', *rows, '', self.verdict()]
         asked = self.trace.warnings()
         more = [f'… and {len(asked) - 2} more such lines, see .trace.warnings()'] if len(asked) > 2 else []
-        return '\n'.join(lines + asked[:2] + more)
+        return '\n'.join([self.settings, '', *self.lines(self.fit), *asked[:2], *more])
 
-    def change_lines(self):
-        return list(advice_lines((what, self.fit_with(what, needed)) for what, needed in self.what_would_fit))
-
-    def fit_with(self, change, needed):
-        return Fit(needed, needed) if change.startswith(_LARGER_CARD) else replace(self.fit, needed=needed)
+    def change_lines(self): return list(advice_lines(self.what_would_fit))
 
     def __repr__(self): return '\n'.join([self.report(), *self.change_lines()][:25])
-
-    def _repr_html_(self):
-        cells = ''.join(f'<tr><td>{escape(size)}</td><td style="text-align:left">{escape(what)}</td></tr>'
-                        for size, what in self.rows())
-        below = '<br>'.join(map(escape, [self.verdict(), *self.trace.warnings()[:3], *self.change_lines()]))
-        return f'<b>{escape(self.settings)}</b><table>{cells}</table><p>{below}</p>'
 
 # %% ../../nbs/64_your_own_model.ipynb #0a1b2c32
 def _single_changes(training, model, rows):
@@ -239,46 +187,36 @@ def _single_changes(training, model, rows):
 
 
 def _change_stages(training, model, rows):
-    "Lists of changes, the mildest list first"
+    "The mildest first, as `mildest_fitting` takes them"
     single = _single_changes(training, model, rows)
     together = {name: value for _, fields, _ in single for name, value in fields.items()}
     names = ', '.join(what for what, *_ in single)
-    stages = [single, [(names, together, False)] if len(single) > 1 else []]
+    stages = [[[change] for change in single]]
+    if len(single) > 1: stages.append([[(names, together, False)]])
     if not training.lora:
         lora = dict(lora=16, precision='bf16-weights')
-        stages.append([('LoRA of rank 16, frozen weights in bf16', lora, False)])
+        stages.append([[('LoRA of rank 16, frozen weights in bf16', lora, False)]])
         least = lora | dict(checkpointing=True, halvings=rows.bit_length())
-        stages.append([('LoRA of rank 16, checkpointed, 1 row', least, False)])
+        stages.append([[('LoRA of rank 16, checkpointed, 1 row', least, False)]])
     return stages
 
 
+# Somebody's model may refuse a change in any way it likes; the others are still tried.
 _REFUSALS = UserError, RuntimeError, ValueError, TypeError, AttributeError, NotImplementedError
 
 
-def _try_changes(
-    p:Prediction,
-    training:_Training,
-    model,
-    rows:int, # of its batch
-): # yields (change, bytes needed)
-    "What would fit, as it is found"
-    states = sum(p.categories[c] for c in ('weights', 'gradients', 'optimizer'))
-    hopeless = replace(p.fit, needed=states + p.context).answer == 'does not fit'
-    for stage in _change_stages(training, model, rows):
-        enough = False
-        for change, fields, leaves_states_alone in stage:
-            if hopeless and leaves_states_alone: continue
-            # Somebody's model may refuse a change in any way it likes; the others are still tried.
-            try: trace, *_, how = replace(training, **fields).rehearse()
-            except _REFUSALS: continue
-            needed = replay(trace.replay_events()).peak_reserved + p.context
-            if needed >= p.needed: continue
-            enough |= replace(p.fit, needed=needed).fits
-            yield (f'{change} ({how})' if how else change), needed
-        if enough: break
+def _what_would_fit(p, training, model, rows):
+    "(change, `Fit`), as it is found"
+    def needed_with(fields):
+        trace, *_, how = replace(training, **fields).rehearse()
+        return replay(trace.replay_events()).peak_reserved + p.context, how
+    stages = _change_stages(training, model, rows)
+    yield from mildest_fitting(stages, needed_with, p.fit, p.states + p.context, _REFUSALS)
     larger = sorted((nbytes, key) for key, nbytes in CARDS.items() if nbytes > p.limit)
     held = [(key, nbytes) for nbytes, key in larger if Fit(p.needed, nbytes, card_overhead(key)).fits]
-    if held: yield f'{_LARGER_CARD} {fmt_bytes(held[0][1])}, such as {held[0][0]}, as it is', p.needed
+    if held:
+        key, nbytes = held[0]
+        yield f'a card of {fmt_bytes(nbytes)}, such as {key}, as it is', Fit(p.needed, p.needed)
 
 # %% ../../nbs/64_your_own_model.ipynb #0a1b2c33
 def predict(
@@ -303,9 +241,7 @@ def predict(
     if not callable(optimizer) and optimizer not in OPTIMIZERS:
         raise UserError(f"optimizer is {optimizer!r}: give {', '.join(OPTIMIZERS)}, or a function.")
     show = show or (lambda line: None)
-    functions = dict(make_model=make_model, make_batch=make_batch)
-    if step is not None: functions['step'] = step
-    for argument, given in functions.items():
+    for argument, given in dict(make_model=make_model, make_batch=make_batch, step=step or print).items():
         if isinstance(given, nn.Module) or not callable(given):
             raise UserError(f'{argument} is a {type(given).__name__}: give a function, as in '
                             'predict(lambda: MyModel(), lambda: torch.zeros(8, 512)).')
@@ -318,12 +254,14 @@ def predict(
     if update == 'adamw': update = 'adamw (fused)'
     settings = [who, f"batch {' × '.join(map(str, shape))}", update, precision, how]
     settings = ', '.join(filter(None, settings))
-    p = Prediction(trace, replay(trace.replay_events()), limit, card, settings, context)
+    replayed = replay(trace.replay_events())
+    categories = peak_categories(trace, replayed, context=context)
+    p = Prediction(trace, replayed, categories, limit, card, settings, context)
     show(p.report())
     if p.fits or not changes: return p
     def tried():
-        for change, needed in _try_changes(p, training, model, shape[0] if shape else 1):
-            p.what_would_fit.append((change, needed))
-            yield change, p.fit_with(change, needed)
+        for found in _what_would_fit(p, training, model, shape[0] if shape else 1):
+            p.what_would_fit.append(found)
+            yield found
     for line in advice_lines(tried()): show(line)
     return p

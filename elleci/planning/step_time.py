@@ -8,12 +8,12 @@ __all__ = ['MACHINES', 'GALORE_REFRESH', 'Machine', 'find_machine', 'step_flops'
 # %% ../../nbs/63_step_time.ipynb #4ff0709c
 import functools, math
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from collections import namedtuple
 from ..annotate import SPARSE_BLOCK, n_kept_blocks
 from ..core import UserError
 from ..config import ModelConfig, TrainConfig
 from ..kernels.ssd import ssd_cost
-from ..memory.ledger import CARD_SPECS, Card, is_hidden_matrix, parameter_shapes
+from ..memory.ledger import CARD_SPECS, is_hidden_matrix, parameter_shapes
 
 # %% ../../nbs/63_step_time.ipynb #8db9242d
 @dataclass(frozen=True)
@@ -34,9 +34,7 @@ class Machine:
 # Shares of the peaks: products and copies as we saw them on an H200, in int8 on an H100; PCIe as in recipe A.
 REACHED_FRACTION = dict(matmul=785/989.4, memory=4.3/4.8, link=25/31.5, int8=925/1979)
 
-def _machine(
-    card:Card,
-)->Machine:
+def _machine(card):
     "What is reached of the maker's peaks"
     link_rate = card.link_gb_s*(1e9*REACHED_FRACTION['link'])
     return Machine(
@@ -68,9 +66,7 @@ def find_machine(
 
 # %% ../../nbs/63_step_time.ipynb #f511d760
 @functools.cache
-def _linears(
-    model:ModelConfig,
-)->list: # for each block, {name: numbers}
+def _linears(model):
     "The matrices of the linear layers, as often as a token may be multiplied with them (a router decides)"
     blocks = [{} for _ in range(model.n_layers)]
     for name, shape in parameter_shapes(model).items():
@@ -81,12 +77,7 @@ def _linears(
     return blocks
 
 # %% ../../nbs/63_step_time.ipynb #86c893af
-def _sparse_attention_flops(
-    model:ModelConfig,
-    mixer:str, # 'A' or 'T'
-    B:int,     # rows
-    T:int,     # tokens in a row
-)->tuple: # operations forward, operations backward
+def _sparse_attention_flops(model, mixer, B, T):
     "Products of each block of queries with the blocks that it keeps, and those of the choice"
     key, value = model.qk_nope_head_dim + model.qk_rope_head_dim, model.v_head_dim
     if mixer == 'T': key = value = model.attn_head_dim
@@ -99,12 +90,7 @@ def _sparse_attention_flops(
     return heads*(pairs*(key + value) + sum(blocks)*key), heads*pairs*(3*key + 2*value)
 
 # %% ../../nbs/63_step_time.ipynb #b5986a17
-def _mixer_flops(
-    model:ModelConfig,
-    mixer:str, # 'M', 'A', 'E' or 'T'
-    B:int,     # rows
-    T:int,     # tokens in a row
-)->tuple: # part, operations forward, operations backward
+def _mixer_flops(model, mixer, B, T):
     "What a mixer computes besides its linear layers, for one micro-batch"
     if mixer in 'AT' and model.attention_density < 1:
         return 'attention', *_sparse_attention_flops(model, mixer, B, T)
@@ -124,12 +110,7 @@ def _mixer_flops(
     return 'scan', 2*one_walk, 2*one_walk + 8*B*T*model.n_eigenstates
 
 # %% ../../nbs/63_step_time.ipynb #c6d33204
-def _recompute_flops(
-    model:ModelConfig,
-    train:TrainConfig,
-    mixer:str,      # 'M', 'A', 'E' or 'T'
-    linears:dict,   # of the block, as from `_linears`
-)->dict: # part: operations for one token (linears) or one micro-batch
+def _recompute_flops(model, train, mixer, linears):
     "What is computed a second time"
     part, forward, _ = _mixer_flops(model, mixer, train.batch_size, train.seq_len)
     if train.engine == 'grad_accum' and train.checkpointing == 'none': return {}
@@ -145,28 +126,17 @@ def _recompute_flops(
     return {'linears': 2*(sum(linears.values()) - not_again), part: forward}
 
 # %% ../../nbs/63_step_time.ipynb #0fc7ed23
-class _StepShape(NamedTuple):
-    "What of a `TrainConfig` decides how much a step computes and moves within the device"
-    engine:str
-    checkpointing:str
-    precision:str
-    optimizer:str
-    batch_size:int
-    seq_len:int
-    grad_accum_steps:int
-    loss_workspace_mib:int
-    galore_rank:int
-    attention_backend:str
-    scan_backend:str
+# What of a `TrainConfig` decides how much a step computes and moves within the device.
+_StepShape = namedtuple('_StepShape', (
+    'engine checkpointing precision optimizer batch_size seq_len grad_accum_steps loss_workspace_mib '
+    'galore_rank attention_backend scan_backend'
+))
 
 def _step_shape(train): return _StepShape(*(getattr(train, name) for name in _StepShape._fields))
 
 # %% ../../nbs/63_step_time.ipynb #90ff42f3
 @functools.cache
-def _step_flops(
-    model:ModelConfig,
-    train:_StepShape,
-)->dict: # 'forward', 'recompute', 'backward': part ('linears', 'attention', 'scan', 'head'): operations
+def _step_flops(model, train):
     "What an optimizer step multiplies and adds, over all its micro-batches"
     B, T, M = train.batch_size, train.seq_len, train.grad_accum_steps
     parts = ('linears', 'attention', 'scan', 'head')
@@ -216,11 +186,7 @@ def update_flops(
     return total
 
 # %% ../../nbs/63_step_time.ipynb #8d3c624b
-def _compute_seconds(
-    model:ModelConfig,
-    train:TrainConfig,
-    m:Machine,
-)->dict: # 'forward', 'backward' (recompute with it): seconds
+def _compute_seconds(model, train, m):
     "Operations over rates"
     def rate(phase, part):
         in_int8 = model.ternary and part == 'linears' and (phase != 'backward' or train.int8_backward)
@@ -261,14 +227,8 @@ from ..engine.compile import choose_kernels
 # %% ../../nbs/63_step_time_bytes.ipynb #cb041a04
 # These are bound by arithmetic.
 MATMUL_OPS = (
-    'aten::mm',
-    'aten::addmm',
-    'aten::bmm',
-    'aten::_int_mm',
-    'elleci::int8_product',
-    'elleci::weight_grad',
-    'elleci::document_attention',
-    'aten::_scaled_dot_product',
+    'aten::mm', 'aten::addmm', 'aten::bmm', 'aten::_int_mm', 'aten::_scaled_dot_product',
+    'elleci::int8_product', 'elleci::weight_grad', 'elleci::document_attention',
 )
 # No kernel runs for these.
 NO_KERNEL_OPS = ('aten::empty', 'aten::new_empty')
@@ -321,13 +281,7 @@ class Traffic(TorchDispatchMode):
 
 # %% ../../nbs/63_step_time_bytes.ipynb #05632d30
 @functools.cache
-def _part_traffic(
-    model:ModelConfig, # of one block, or for the head
-    part:str,
-    precision:str,
-    shape:tuple, # (B, T)
-    kernels:tuple=('auto', 'elleci'), # attention_backend, scan_backend
-)->tuple: # as from `traffic`; way: arguments of its losses
+def _part_traffic(model, part, precision, shape, kernels=('auto', 'elleci')):
     "One micro-batch through one part, on meta, as on a GPU"
     is_head, stored_in_bf16 = part == 'head', precision == 'bf16-weights'
     with torch.device('meta'):
@@ -359,11 +313,7 @@ def _part_traffic(
     return costs, {way: counter.losses for way, counter in counters.items()}
 
 # %% ../../nbs/63_step_time_bytes.ipynb #341b8537
-def _loss_bytes(
-    args,          # of `linear_cross_entropy_op`
-    n:int,         # tokens
-    max_bytes:int, # that the loss may work in
-)->int: # bytes
+def _loss_bytes(args, n, max_bytes):
     "What the same loss moves for another number of tokens"
     hidden, weight, labels, ignore_index, z_loss, label_smoothing, _, *rest = args
     hidden, labels = hidden.new_empty(n, hidden.shape[1]), labels.new_empty(n)
@@ -373,12 +323,7 @@ def _loss_bytes(
 
 # %% ../../nbs/63_step_time_bytes.ipynb #62bfe240
 @functools.cache
-def _rows_traffic(
-    model:ModelConfig, # of one block, or for the head
-    part:str,
-    precision:str,
-    train:_StepShape,
-)->dict: # as from `traffic`
+def _rows_traffic(model, part, precision, train):
     "A micro-batch of any number of rows, from micro-batches of two and three"
     B, T, max_bytes = train.batch_size, train.seq_len, train.loss_workspace_mib*MiB
     kernels = train.attention_backend, train.scan_backend
@@ -419,23 +364,10 @@ MUON_BYTES = 54.
 # GaLore: for a weight, for its decay, for a number in a moment.
 GALORE_BYTES = dict(weight=12., decay=8., moment=68.)
 # Operators for each tensor; AdamW's take lists.
-UPDATE_LAUNCHES = {
-    'lion': 9,
-    'adamw': 0,
-    'lion8': 1,
-    'lion8-bnb': 1,
-    'adamw8-bnb': 1,
-    'paged-adamw8-bnb': 1,
-    'galore': 12,
-    'muon': 24,
-}
+UPDATE_LAUNCHES = dict(lion=9, adamw=0, galore=12, muon=24) # and one for those that are a kernel
 
 # %% ../../nbs/63_step_time_bytes.ipynb #ba65cacf
-def _tensor_update_bytes(
-    name:str, # of a parameter, as in `parameter_shapes`
-    shape:tuple,
-    train:TrainConfig,
-)->float: # within the device's memory
+def _tensor_update_bytes(name, shape, train):
     "What the update of one parameter reads and writes, products excepted"
     n, optimizer = math.prod(shape), train.optimizer
     if optimizer == 'muon': optimizer = 'hidden' if is_hidden_matrix(name) else 'adamw'
@@ -451,26 +383,16 @@ def _tensor_update_bytes(
     return (2*weight + gradient)*n + 2*states
 
 # %% ../../nbs/63_step_time_bytes.ipynb #42986938
-def _update_bytes(
-    model:ModelConfig,
-    train:TrainConfig,
-)->float: # bytes, within the device's memory, per step
+def _update_bytes(model, train):
     "Accumulation, clipping, update"
     shapes = parameter_shapes(model)
-    accumulate = 12*(train.grad_accum_steps - 1)
-    clip = 12
-    each = sum((accumulate + clip)*math.prod(shape) for shape in shapes.values())
+    # 12 for each sum of two micro-batches, and 12 to clip.
+    each = 12*train.grad_accum_steps*sum(math.prod(shape) for shape in shapes.values())
     return each + sum(_tensor_update_bytes(name, shape, train) for name, shape in shapes.items())
 
 # %% ../../nbs/63_step_time_bytes.ipynb #83efdaa6
 @functools.cache
-def _pass_traffic(
-    model:ModelConfig,
-    train:TrainConfig,
-    mixer_ways:tuple, # how each block is gone through: 'no graph', 'graph', 'backward'
-    head_way:str,     # and the head
-    rounds:bool,      # whether ternary weights are rounded in this pass
-)->tuple: # bytes, launches
+def _pass_traffic(model, train, mixer_ways, head_way, rounds):
     "All micro-batches through all parts"
     costs = {part: traffic(model, part, train) for part in {*model.mixers, 'head'}}
     per_micro_batch = [costs[mixer][way] for mixer in model.mixers for way in mixer_ways]
@@ -483,10 +405,7 @@ def _pass_traffic(
 
 # %% ../../nbs/63_step_time_bytes.ipynb #3018d1b2
 @functools.cache
-def _update_traffic(
-    model:ModelConfig,
-    train:TrainConfig,
-)->tuple: # bytes, launches
+def _update_traffic(model, train):
     "Gradients accumulated and clipped, weights updated"
     M, shapes = train.grad_accum_steps, parameter_shapes(model)
     numbers = {name: math.prod(shape) for name, shape in shapes.items()}
@@ -497,15 +416,12 @@ def _update_traffic(
     if train.precision == 'bf16-weights':
         nbytes += 6*M*sum(n for name, n in numbers.items() if name.startswith('blocks.'))
     # For each tensor a sum in every micro-batch but the first, and its update; and operators on lists.
-    launches = (M - 1 + UPDATE_LAUNCHES[train.optimizer])*len(shapes) + 60
+    launches = (M - 1 + UPDATE_LAUNCHES.get(train.optimizer, 1))*len(shapes) + 60
     return nbytes, launches
 
 # %% ../../nbs/63_step_time_bytes.ipynb #75e984a9
 @functools.cache
-def _memory_traffic(
-    model:ModelConfig,
-    train:_StepShape,
-)->dict: # 'forward', 'backward' (with recompute, update): (bytes, launches)
+def _memory_traffic(model, train):
     "What an optimizer step moves within the device's memory, products excepted, and what it launches"
     is_layer_major = train.engine == 'layer-major'
     no_graph = is_layer_major or train.checkpointing in ('block', 'offload')
@@ -526,28 +442,18 @@ def _padded(nbytes):
     return -(-nbytes//256)*256
 
 @functools.cache
-def _streamed_weights(
-    model:ModelConfig,
-    train:TrainConfig,
-)->dict: # name: bytes
+def _streamed_weights(model, train):
     "The ledger's weights as they are streamed"
     return {name: _padded(n) for name, n in zip(parameter_shapes(model), weight_sizes(model, train))}
 
 # %% ../../nbs/63_step_time_link.ipynb #226eda82
 @functools.cache
-def _streamed_states(
-    model:ModelConfig,
-    train:TrainConfig,
-)->int: # bytes
+def _streamed_states(model, train):
     "The ledger's optimizer states as they are streamed"
     return sum(map(_padded, state_sizes(model, train, movable=True)))
 
 # %% ../../nbs/63_step_time_link.ipynb #e204041e
-def _link_bytes(
-    model:ModelConfig,
-    train:TrainConfig,
-    memory:tuple=('pinned', 'host', 'pageable', 'disk'), # the kinds of memory beside the card that count
-)->dict: # 'forward', 'backward': (bytes in, bytes out)
+def _link_bytes(model, train, memory=('pinned', 'host', 'pageable', 'disk')):
     "Between the device and the host"
     L = model.n_layers
     shape = _step_shape(train)
@@ -586,12 +492,7 @@ def step_bytes(
     }
 
 # %% ../../nbs/63_step_time_link.ipynb #3ce73c18
-def _spill_seconds(
-    train:TrainConfig,
-    m:Machine,
-    vram:int|str|None, # bytes, or a card's name
-    peak:int|None,     # bytes
-)->float:
+def _spill_seconds(train, m, vram, peak):
     "Bytes above the card, read and written in each direction of each micro-batch"
     if (vram is None) != (peak is None):
         raise UserError(
@@ -599,8 +500,6 @@ def _spill_seconds(
             'at its peak, or neither.'
         )
     if vram is None: return 0.
-    if not isinstance(peak, int | float) or peak < 0:
-        raise UserError(f'peak is {peak!r}: give bytes, 0 or more.')
     limit = vram if isinstance(vram, int) else card_bytes(vram)
     directions = 2 if train.engine == 'layer-major' else 2*train.grad_accum_steps
     return directions*2*max(0, peak - limit)/m.spill
@@ -649,15 +548,11 @@ def step_time(
 
 # %% ../../nbs/63_step_time_measured.ipynb #a89a9d9a
 import re, time
+from ..memory.ledger import Card
 from ..memory.measure import bandwidth
 
 # %% ../../nbs/63_step_time_measured.ipynb #c085e77f
-def _best_seconds(
-    f,                   # what to time
-    device:torch.device,
-    repeats:int=3,
-    wait:bool=True,      # for the device
-)->float: # seconds
+def _best_seconds(f, device, repeats=3, wait=True):
     "The fastest of a few runs, after one that does not count"
     def synchronize():
         if device.type == 'cuda': torch.cuda.synchronize(device)
@@ -673,11 +568,7 @@ def _best_seconds(
     return min(times)
 
 # %% ../../nbs/63_step_time_measured.ipynb #35f32fbf
-def _link_rates(
-    device:torch.device,
-    nbytes:int,
-    pinned:bool,
-)->tuple|None: # B/s to the device, from it; None where pinning is refused
+def _link_rates(device, nbytes, pinned):
     "The speed of one copy each way"
     try: on_host = torch.ones(nbytes, dtype=torch.uint8, pin_memory=pinned and device.type == 'cuda')
     except RuntimeError: return None
@@ -687,11 +578,7 @@ def _link_rates(
     return rate_in, rate_out
 
 # %% ../../nbs/63_step_time_measured.ipynb #19abd86d
-def _matmul_rate(
-    device:torch.device,
-    n:int, # rows and columns
-    dtype:torch.dtype,
-)->float: # operations per second
+def _matmul_rate(device, n, dtype):
     "The speed of one large product"
     a = torch.ones(n, n, device=device, dtype=dtype)
     def product(): return torch._int_mm(a, a.T) if dtype == torch.int8 else a @ a

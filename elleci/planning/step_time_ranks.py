@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 from ..config import ModelConfig, TrainConfig
 from ..core import MiB
 from ..memory.ledger import matmul_itemsize
-from ..memory.ranks import Layout, check_cuts, layout_of, local_model, rank_sizes
+from ..layers.context_parallel import check_context
+from ..layers.tensor_parallel import check_tensor_parallel
+from ..memory.ranks import Layout, layout_of, local_model, rank_sizes
 from .step_time import Machine, find_machine, step_bytes, step_flops
 from .step_time import _compute_seconds, _step_shape, _update_traffic
 
@@ -91,12 +93,7 @@ def context_sent(
     return matmul_itemsize(train)*tokens*(model.kv_lora_rank + model.qk_rope_head_dim)
 
 # %% ../../nbs/63_step_time_ranks.ipynb #cfcd11ea
-def _busy(
-    model:ModelConfig,
-    train:TrainConfig, # of one rank
-    layout:Layout,
-    m:Machine,
-)->dict: # 'forward', 'backward': {'compute', 'memory', 'launch': seconds}
+def _busy(model, train, layout, m):
     "What a rank computes, without any link"
     is_divided = layout.tp > 1 and 'T' in model.mixers
     local = model if is_divided else local_model(model, layout.tp)
@@ -121,14 +118,7 @@ BUCKET_BYTES = 25*MiB # of DDP
 RANK_TERMS = ('compute', 'memory', 'launch', 'tensor parallel', 'context parallel', 'data parallel')
 
 
-def _data_parallel_seconds(
-    model:ModelConfig,
-    train:TrainConfig, # of one rank
-    layout:Layout,
-    cluster:Cluster,
-    busy:dict,         # phase: seconds that a step has to hide it in
-    gather_itemsize:int,
-)->tuple: # seconds that are sent, seconds of them that are waited for
+def _data_parallel_seconds(model, train, layout, cluster, busy, gather_itemsize):
     "Gradients added up and weights gathered, over the dp · cp ranks"
     n, M, L = layout.dp*layout.cp, train.grad_accum_steps, model.n_layers
     if n == 1: return 0., 0.
@@ -159,7 +149,8 @@ def step_time_ranks(
 )->dict: # each of `RANK_TERMS`, 'hidden' and 'total': seconds; 'binds': the largest term; 'tokens_per_second'
     "Predicted seconds of a step that ranks share; 'data parallel' is what is waited for, 'hidden' the rest"
     layout = layout_of(train, world)
-    check_cuts(model, layout)
+    check_context(model, layout.cp, train.seq_len)
+    check_tensor_parallel(model, layout.tp)
     m = find_machine(cluster.machine)
     own = replace(
         train, batch_size=-(-train.batch_size//layout.dp), seq_len=train.seq_len//layout.cp,
