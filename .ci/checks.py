@@ -475,8 +475,8 @@ def check_editable():
             folder,
         )
         (Path(tmp) / 'script.py').write_text(
-            'import elleci.data.tokenizer, elleci.data.sources as s; print(s.__file__); '
-            'print(s.corpus_folder())'
+            'import elleci.data.tokenizer, elleci.data.sources as s, elleci.files as f; print(s.__file__); '
+            'print(f.installed_folder("corpus"))'
         )
         said = run(sys.executable, '-c', FROM_ABOVE, site, tmp, ROOT, cwd=tmp, env={'PYTHONPATH': ''}).split(
             '\n'

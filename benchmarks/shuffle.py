@@ -19,7 +19,8 @@ from elleci.core import atomic_write, seed_everything
 from elleci.data.loader import make_loader, open_data
 from elleci.data.packing import pack_documents
 from elleci.data.shards import pretokenize
-from elleci.data.sources import Document, iter_documents, encode_documents
+from elleci.data.sources import Document, iter_documents
+from elleci.data.tokenizer import encode_documents
 from elleci.data.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 from elleci.engine.layer_major import make_engine, make_model
 from elleci.optim.optimizers import make_optimizer
@@ -85,7 +86,7 @@ def data(folder, named, tok, permuted):
     same in any order"""
     named = list(named)
     if permuted is not None: random.Random(permuted).shuffle(named)
-    pretokenize([Document('text', name, text) for name, text in named], folder, tok, num_workers=0)
+    pretokenize([Document('text', name, text) for name, text in named], folder, tok)
     return (('text', str(folder)),)
 
 def train(config, tok, folder, val, labels, held_bytes):

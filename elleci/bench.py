@@ -26,7 +26,7 @@ from .files import read_json
 from .config import TOKENIZER_KINDS, Config, config_from_json, config_to_json
 from .config import resolve_config
 from .data.loader import make_loader, open_data
-from .data.plan import learn_tokenizer
+from .data.sources import train_tokenizer_on
 from .data.tokenizer import load_tokenizer, save_tokenizer
 from .engine.distributed import on_ranks
 from .engine.layer_major import make_engine, make_model
@@ -454,9 +454,10 @@ def prepare_text(
     "The tokenizer of a bench, and its tokens, made once for all rows"
     path, train, size = Path(folder)/'tokenizer.json', config.train, config.model.vocab_size
     if not path.exists():
-        settings = train.data, train.mix, size, train.tokenizer, train.allow_unused_vocab, train.max_samples
-        is_file = train.tokenizer not in TOKENIZER_KINDS
-        save_tokenizer(load_tokenizer(train.tokenizer, size) if is_file else learn_tokenizer(*settings), path)
+        options = {name: getattr(train, name) for name in ('mix', 'max_samples', 'allow_unused_vocab')}
+        if train.tokenizer not in TOKENIZER_KINDS: tok = load_tokenizer(train.tokenizer, size)
+        else: tok = train_tokenizer_on(train.data, size, kind=train.tokenizer, **options)
+        save_tokenizer(tok, path)
     open_data(train, load_tokenizer(path, size), Path(folder)/'tokens')
 
 # %% ../nbs/80_bench.ipynb #d10f848b

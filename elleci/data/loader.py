@@ -6,9 +6,10 @@
 __all__ = ['PATTERN_ROWS', 'interleave', 'Mixture', 'check_same_data', 'make_mixture', 'StepData', 'StepDataset', 'make_loader', 'open_data']
 
 # %% ../../nbs/74_mixing.ipynb #a56654d6
-import contextlib, functools, math, os, signal, threading, time, zlib
+import contextlib, math, multiprocessing, os, signal, threading, zlib
 import multiprocessing.resource_tracker
 from bisect import bisect_right
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 import numpy as np
@@ -17,7 +18,7 @@ from ..core import UserError
 from ..config import TrainConfig
 from ..summary import shown_as_summary
 from .curriculum import step_shape
-from .sources import SkippedRows, SourceSpec
+from .sources import SkippedRows
 from .packing import PackedStream, SourceExhausted
 
 # %% ../../nbs/74_mixing.ipynb #a1e289f9
@@ -66,12 +67,8 @@ class _Phase(NamedTuple):
         return self.first_row + repeats*PATTERN_ROWS + int(np.flatnonzero(self.pattern == source)[rest])
 
 # %% ../../nbs/74_mixing.ipynb #4ff3e1e5
-def _make_phase(
-    first_row:int,
-    weights:list, # (sources,) shares of the rows; all 0 where no source is left
-    rows_before:np.ndarray, # (sources,)
-)->_Phase:
-    "A phase of a mixture"
+def _make_phase(first_row, weights, rows_before):
+    "A phase of a mixture; `weights` are shares of the rows, all 0 where no source is left"
     pattern = interleave(weights) if sum(weights) else np.full(PATTERN_ROWS, -1)
     is_source = pattern[:, None] == np.arange(len(weights))
     start = np.zeros_like(is_source[:1], int)
@@ -88,11 +85,8 @@ def _first_to_end(phase, sources):
     return min(ends, default=(math.inf, None))
 
 # %% ../../nbs/74_mixing.ipynb #06f4eeeb
-def _plan_phases(
-    sources:dict,    # name: `PackedRows` or `PackedStream`
-    requested:list,  # of (first row, {name: share of the tokens})
-)->tuple: # the phases; {name: row of the mixture at which the source is dropped}
-    "The phases of a mixture: those that were requested, and a new one wherever a source is dropped"
+def _plan_phases(sources, requested):
+    "The requested phases and a new one wherever a source is dropped; {source: row at which it is dropped}"
     phases, exhausted = [], {}
     pending = list(requested)
     rows_before = np.zeros(len(sources), int)
@@ -113,30 +107,20 @@ def _plan_phases(
     return phases, exhausted
 
 # %% ../../nbs/74_mixing.ipynb #df39cdf6
-def _token_counts(sources):
-    "{name: tokens} of sources that can be counted"
-    streams = [name for name, source in sources.items() if source.num_tokens is None]
-    if streams:
-        raise UserError(f'{streams[0]} is a stream, of unknown length: give the weights of the mix.')
-    return {name: source.num_tokens for name, source in sources.items()}
-
-# %% ../../nbs/74_mixing.ipynb #44b823b8
 class Mixture:
     "Rows of several sources in changing proportions: row n is a pure function of n"
     def __init__(self,
         sources:dict, # name: `PackedRows` or `PackedStream`, all of the same T
         phases=None,  # of (first row, {name: weight}), the first at row 0; None: in proportion to the tokens
     ):
-        if not sources: raise UserError('There is no source to mix: name at least one.')
         self.sources = sources
         self.names = list(sources)
         self.skipped = SkippedRows() # of the sources that were read to their ends before the run
-        self.requested_phases = [(0, _token_counts(sources))] if phases is None else list(phases)
-        unknown = {s for _, weights in self.requested_phases for s in weights} - set(sources)
-        if unknown:
-            raise UserError(
-                f'The mix names {min(unknown)}, which is no source: the sources are {", ".join(sources)}.'
-            )
+        streams = [name for name, source in sources.items() if source.num_tokens is None]
+        if phases is None and streams:
+            raise UserError(f'{streams[0]} is a stream, of unknown length: give the weights of the mix.')
+        tokens = {name: source.num_tokens for name, source in sources.items()}
+        self.requested_phases = [(0, tokens)] if phases is None else list(phases)
         self._plan()
 
     def _plan(self): self.phases, self.exhausted = _plan_phases(self.sources, self.requested_phases)
@@ -156,17 +140,14 @@ class Mixture:
         source = phase.source_at(n)
         return self.names[source], int(phase.counts(n)[source])
 
-    def row(self, n):
-        "Row n: tokens, labels, seq_idx, each (T,) int64"
-        while True:
-            name, k = self.locate(n)
-            try: return self.sources[name].row(k)
-            # How long a stream is, we know only when we reach its end.
-            except SourceExhausted: self._plan()
-
     def read(self, n, stop):
         "Rows n … stop − 1 as [tokens, labels, seq_idx], each (rows, T) int64"
-        rows = [self.row(i) for i in range(n, stop)]
+        rows = []
+        while n + len(rows) < stop:
+            name, k = self.locate(n + len(rows))
+            try: rows.append(self.sources[name].row(k))
+            # How long a stream is, we know only when we reach its end.
+            except SourceExhausted: self._plan()
         return [torch.from_numpy(np.stack(part)) for part in zip(*rows)]
 
     def notices(self, n, stop):
@@ -190,7 +171,7 @@ class Mixture:
     @property
     def fingerprint(self):
         "Changes with text, tokens, row length, seed, what happens at a source's end, and `ORDER_VERSION`"
-        what = [(s, x.fingerprint, x.T, x.seed, _first_word(x.on_exhausted)) for s, x in self.sources.items()]
+        what = [(s, x.fingerprint, x.T, x.seed, x.on_exhausted) for s, x in self.sources.items()]
         return f'{ORDER_VERSION}-{zlib.crc32(repr(what).encode()):08x}'
 
     def stream_states(self):
@@ -199,8 +180,7 @@ class Mixture:
 
     def skipped_rows(self):
         "{name: {reason: how many}} of the rows of streams that were skipped so far"
-        streams = {s: x for s, x in self.sources.items() if isinstance(x, PackedStream)}
-        return {s: dict(x.skipped) for s, x in streams.items() if x.skipped}
+        return {s: dict(self.sources[s].skipped) for s in self.stream_states() if self.sources[s].skipped}
 
     def state(self, n):
         "What a checkpoint keeps before row n"
@@ -223,33 +203,11 @@ class Mixture:
         self.requested_phases = phases
         self._plan()
 
-    def __getstate__(self):
-        # The phases are large, and quickly made again.
-        return {**vars(self), 'phases': None}
-
-    def __setstate__(self, state):
-        vars(self).update(state)
-        self._plan()
-
 # %% ../../nbs/74_mixing.ipynb #f477e2b5
 # Part of every fingerprint. Raise it whenever the same seed and text would give other rows.
 ORDER_VERSION = 2
 
-def _first_word(on_exhausted:str)->str:
-    "An `on_exhausted` in the first version's words: checkpoints keep hashes, so what we hash must not change"
-    return 'drop' if on_exhausted == 'drop' else 'reopen'
-
 # %% ../../nbs/74_mixing.ipynb #008a8bda
-def _hashed_spec(
-    spec:SourceSpec,
-)->str:
-    "What a stream's fingerprint is made of: the spec under the names that its fields had first"
-    first_names = ('kind', 'where', 'field', 'end', 'config', 'split', 'stream', 'data_files', 'window')
-    fields = dict(zip(first_names, spec, strict=True))
-    fields['end'] = _first_word(fields['end'])
-    return f"Spec({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
-
-# %% ../../nbs/74_mixing.ipynb #d07cf4c0
 def check_same_data(
     saved_fingerprint:str, # `Mixture.fingerprint`, from a checkpoint
     mix:Mixture,           # to resume with
@@ -257,12 +215,6 @@ def check_same_data(
 ):
     "Raise `UserError` unless a mixture has the rows that a checkpoint counted"
     if saved_fingerprint == mix.fingerprint: return
-    saved_version = str(saved_fingerprint).partition('-')[0]
-    if saved_version != str(ORDER_VERSION):
-        raise UserError(
-            f'{run_dir} was begun by a version that read its data in another order: go on with that version, '
-            'or begin another run with this one.'
-        )
     raise UserError(
         f'The tokens in {run_dir}/tokens are not those it was begun with: remove that folder, '
         'restore the text, and add --resume again; or begin another run.'
@@ -294,23 +246,20 @@ class StepData(NamedTuple):
     state:dict         # of the mixture after the step, for a checkpoint
 
 # %% ../../nbs/74_mixing.ipynb #0a0fe059
+@dataclass(eq=False)
 class StepDataset(torch.utils.data.Dataset):
     "Optimizer step i, from 1, as `StepData`; `UserError` is returned instead of raised"
-    def __init__(self,
-        mix:Mixture,  # of rows as long as the longest of the run
-        train:TrainConfig,
-        rank:int=0,   # of this process, which gets micro-batches rank, rank + world_size, …
-        world_size:int=1, # processes
-    ):
-        if train.grad_accum_steps % world_size:
+    mix:Mixture   # of rows as long as the longest of the run
+    train:TrainConfig
+    rank:int=0    # of this process, which gets micro-batches rank, rank + world_size, …
+    world_size:int=1 # processes
+
+    def __post_init__(self):
+        if self.train.grad_accum_steps % self.world_size:
             raise UserError(
-                f'{train.grad_accum_steps} micro-batches cannot be shared by {world_size} '
+                f'{self.train.grad_accum_steps} micro-batches cannot be shared by {self.world_size} '
                 'processes: let grad_accum_steps be a multiple.'
             )
-        self.mix = mix
-        self.train = train
-        self.rank = rank
-        self.world_size = world_size
 
     def __getitem__(self, i):
         shape = step_shape(self.train, i)
@@ -338,19 +287,16 @@ def _signals_blocked():
     finally: signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
 
 # %% ../../nbs/74_mixing.ipynb #04963338
-def _init_worker(
-    parent_pid:int,
-    worker_id:int, # from torch, not used
-):
+def _end_with_parent():
+    "End this process when its parent is gone, even if it was killed before torch's own watchdog watches"
+    multiprocessing.parent_process().join()
+    os._exit(1)
+
+
+def _init_worker(worker_id):
     "Leave Ctrl-C and a termination of the whole group to the process that trains, and end when it ends"
     for number in (signal.SIGINT, signal.SIGTERM): signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_exit_with_parent, args=(parent_pid,), daemon=True).start()
-
-# %% ../../nbs/74_mixing.ipynb #51ca13a6
-def _exit_with_parent(parent_pid):
-    "End this process when its parent is gone, even if it was killed before torch's own watchdog watches"
-    while os.getppid() == parent_pid: time.sleep(.5)
-    os._exit(1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
 
 # %% ../../nbs/74_mixing.ipynb #d1b41a43
 def make_loader(
@@ -365,13 +311,7 @@ def make_loader(
     num_workers = train.num_workers
     # Whoever reads a stream must read all of it, so more workers would only repeat the work.
     if mix.stream_states(): num_workers = min(num_workers, 1)
-    worker_options = {}
-    if num_workers:
-        worker_options = dict(
-            multiprocessing_context='spawn',
-            prefetch_factor=2,
-            worker_init_fn=functools.partial(_init_worker, os.getpid()),
-        )
+    options = dict(multiprocessing_context='spawn', prefetch_factor=2, worker_init_fn=_init_worker)
     loader = torch.utils.data.DataLoader(
         StepDataset(mix, train, rank, world_size),
         batch_size=None,
@@ -380,7 +320,7 @@ def make_loader(
         pin_memory=pin_memory,
         # Without a generator of its own the loader would draw from the run's.
         generator=torch.Generator(),
-        **worker_options,
+        **(options if num_workers else {}),
     )
     with _signals_blocked() if num_workers else contextlib.nullcontext(): steps = iter(loader)
     for step in steps:
@@ -388,61 +328,33 @@ def make_loader(
         yield step
 
 # %% ../../nbs/74_mixing_open.ipynb #ba394f49
-import dataclasses, sys
+import dataclasses, functools, sys
 from itertools import islice
 from .curriculum import easy_first, rarity, steps_for_epochs
 from .packing import PackedRows, TokenStore, pack_documents
-from .shards import Shards, pretokenize, read_range, read_skipped, text_bytes
-from .shards import tokenizer_fingerprint
-from .sources import VAL_FRACTION, encode_documents, is_validation, iter_documents, parse_spec
+from .shards import Shards, pretokenize, read_range, read_skipped, tokenizer_fingerprint
+from .sources import VAL_FRACTION, is_validation, iter_documents, parse_spec
+from .tokenizer import encode_documents
 
 # %% ../../nbs/74_mixing_open.ipynb #5fa00d8d
-def _split_numbers(
-    names, # of the documents of a store, one after the other
-)->tuple: # two integer arrays
+def _split_numbers(names):
     "Numbers of the training documents, and of the validation documents: the same split as `split_documents`"
-    is_val = np.fromiter((is_validation(name) for name in names), bool)
+    is_val = np.fromiter(map(is_validation, names), bool)
     # Both sides have at least one document.
     is_val[0] = False
     if not is_val.any(): is_val[-1] = True
     return np.flatnonzero(~is_val), np.flatnonzero(is_val)
 
 # %% ../../nbs/74_mixing_open.ipynb #aaba4390
-MAX_MAPPED_SHARDS = 1024   # shards of a source that stay mapped: permuted documents come from all of them
-
-def _open_or_pretokenize(
-    folder:Path,
-    tok,            # tokenizers.Tokenizer
-    open_documents, # open_documents() gives an iterator of `Document`
-    num_workers:int|None,
-    **bar,          # `progress` and `total` of `pretokenize`
-)->Shards:
-    "The shards in `folder`; those that are missing are made from the documents"
-    try: return Shards(folder, tok, MAX_MAPPED_SHARDS)
-    except UserError: pretokenize(open_documents(), folder, tok, num_workers, **bar)
-    return Shards(folder, tok, MAX_MAPPED_SHARDS)
-
-# %% ../../nbs/74_mixing_open.ipynb #4c3efd87
-MIN_BYTES_FOR_WORKERS = 2**23   # text from which on several processes tokenise a source
-
-def _stored_shards(name, spec, tok, folder, max_samples):
-    "The shards that a source consists of, or those that its text is tokenised into"
-    if spec.kind == 'shards': return Shards(spec.where, tok, MAX_MAPPED_SHARDS)
-    size = text_bytes(spec)
-    is_small = spec.kind == 'embedded' or size and size < MIN_BYTES_FOR_WORKERS
-    return _open_or_pretokenize(
-        folder,
-        tok,
-        lambda: iter_documents(name, spec, max_samples=max_samples),
-        num_workers=0 if is_small else None,
-        progress=sys.stderr.isatty(),
-        total=size,
-    )
+def _open_or_pretokenize(folder, tok, open_documents):
+    "The shards in `folder`; those that are missing are made from the documents that `open_documents()` gives"
+    try: return Shards(folder, tok)
+    except UserError: return pretokenize(open_documents(), folder, tok, progress=sys.stderr.isatty())
 
 # %% ../../nbs/74_mixing_open.ipynb #3b3622a6
 def _split_single_document(shards, train, on_exhausted):
     "Training and validation rows of a single document: its beginning and its end"
-    num_tokens = int(shards.lengths(0)[0])
+    num_tokens = shards.details(0).lengths[0]
     cut = max(1, int(num_tokens*(1 - VAL_FRACTION)))
     read = functools.partial(read_range, shards)
     store = TokenStore([cut, num_tokens - cut], read, shards.fingerprint)
@@ -452,14 +364,16 @@ def _split_single_document(shards, train, on_exhausted):
 # %% ../../nbs/74_mixing_open.ipynb #9672ad00
 def _open_stored(name, spec, tok, folder, train):
     "Training and validation rows of a source that has an end"
-    shards = _stored_shards(name, spec, tok, folder, train.max_samples)
+    def open_documents(): return iter_documents(name, spec, max_samples=train.max_samples)
+    if spec.kind == 'shards': shards = Shards(spec.where, tok)
+    else: shards = _open_or_pretokenize(folder, tok, open_documents)
     if 1 in (shards.num_documents, train.max_samples):
         return _split_single_document(shards, train, spec.on_exhausted)
     numbers = range(len(shards.shards))
-    names = (n for k in numbers for n in shards.details(k)['names'])
+    names = (n for k in numbers for n in shards.details(k).names)
     train_docs, val_docs = _split_numbers(islice(names, train.max_samples or None))
     if train.easy_first:
-        difficulty = rarity([(shards.map(k), shards.lengths(k)) for k in numbers])[train_docs]
+        difficulty = rarity([(shards.map(k), shards.details(k).lengths) for k in numbers])[train_docs]
         train_docs = train_docs[easy_first(difficulty, seed=train.seed)]
     pack = functools.partial(pack_documents, shards, train.seq_len)
     train_rows = pack(
@@ -501,31 +415,12 @@ def _open_streamed(name, spec, tok, folder, train):
     max_chars = 8*train.val_rows*train.seq_len
     open_at = functools.partial(iter_documents, name, spec, max_samples=train.max_samples)
     val = _open_or_pretokenize(
-        folder, tok, lambda: _validation_documents(name, open_at(), max_chars, train.max_skipped_ratio), 0
+        folder, tok, lambda: _validation_documents(name, open_at(), max_chars, train.max_skipped_ratio)
     )
-    hashed = f'({_hashed_spec(spec)}, {tokenizer_fingerprint(tok)!r})'
-    if train.max_samples: hashed += f', {train.max_samples}'
-    stream = PackedStream(
-        open_at,
-        functools.partial(_encode_training_document, tok),
-        train.seq_len,
-        train.seed,
-        spec.window,
-        spec.on_exhausted,
-        fingerprint=f'{zlib.crc32(hashed.encode()):08x}',
-    )
-    return stream, pack_documents(val, train.seq_len)
-
-# %% ../../nbs/74_mixing_open.ipynb #f5e9488c
-def _check_weights(mix):
-    "Raise `UserError` for a weight that is smaller than a row of the pattern"
-    for _, weights in mix:
-        total = sum(dict(weights).values())
-        for name, weight in dict(weights).items():
-            if 0 < weight < total/PATTERN_ROWS:
-                raise UserError(
-                    f'{name} has less than 1/{PATTERN_ROWS} of the mix: give it more, or leave it out.'
-                )
+    what = repr((spec, tokenizer_fingerprint(tok), train.max_samples))
+    encode = functools.partial(_encode_training_document, tok)
+    options = (train.seq_len, train.seed, spec.window, spec.on_exhausted, f'{zlib.crc32(what.encode()):08x}')
+    return PackedStream(open_at, encode, *options), pack_documents(val, train.seq_len)
 
 # %% ../../nbs/74_mixing_open.ipynb #633568df
 def open_data(
@@ -534,7 +429,6 @@ def open_data(
     folder:str|Path,   # for the shards; those that are there are used
 )->tuple: # the `Mixture` to train on, {source: `PackedRows`} to validate on
     "From where the text is to what is read; resumes where it was stopped"
-    _check_weights(train.mix)
     train_rows, val_rows = {}, {}
     skipped = SkippedRows()
     for name, source in train.data:
@@ -542,10 +436,13 @@ def open_data(
         open_source = _open_streamed if spec.stream else _open_stored
         train_rows[name], val_rows[name] = open_source(name, spec, tok, Path(folder)/name, train)
         if not spec.stream:
-            skipped.merge(read_skipped(spec.where if spec.kind == 'shards' else Path(folder)/name), name)
+            rows = read_skipped(spec.where if spec.kind == 'shards' else Path(folder)/name).sources
+            # Tokens that were made elsewhere may have another name here.
+            for seen in rows.values(): skipped.sources[name] = seen
             skipped.check(train.max_skipped_ratio)
     # The phases of the mix begin at fractions of the steps, which epochs leave open until here.
     num_steps = steps_for_epochs(train, {name: rows.num_rows for name, rows in train_rows.items()})
     mixture = make_mixture(train_rows, dataclasses.replace(train, steps=num_steps))
     mixture.skipped = skipped
     return mixture, val_rows
+

@@ -8,6 +8,7 @@ __all__ = ['best_fit', 'best_fit_by_size', 'Span', 'build_row', 'TokenStore', 'P
 # %% ../../nbs/73_packing.ipynb #13c88be2
 import functools, zlib
 from bisect import bisect_left, insort
+from dataclasses import InitVar, dataclass
 from typing import NamedTuple
 import numpy as np
 from ..core import UserError
@@ -39,61 +40,40 @@ def best_fit(
     return rows
 
 # %% ../../nbs/73_packing.ipynb #960f0ff1
-class _OpenRows:
-    "Rows that are not full yet, grouped by how many tokens are free in them"
-    def __init__(self):
-        self.free_sizes = []   # The keys of `rows`, rising.
-        self.rows = {}         # Free tokens to a list of arrays of row numbers.
-
-    def put(self,
-        free:int,        # tokens, 0 … T
-        rows:np.ndarray, # numbers of rows in which so many are free
-    ):
-        "Add rows; full ones are forgotten"
-        if free == 0 or len(rows) == 0: return
-        if free not in self.rows:
-            insort(self.free_sizes, free)
-            self.rows[free] = []
-        self.rows[free].append(rows)
-
-    def take(self,
-        size:int, # tokens
-    )->tuple|None: # free tokens and the numbers of all rows with so many; None if no row has room
-        "Remove the fullest rows in which `size` tokens are free"
-        i = bisect_left(self.free_sizes, size)
-        if i == len(self.free_sizes): return None
-        free = self.free_sizes.pop(i)
-        parts = self.rows.pop(free)
-        return free, parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-# %% ../../nbs/73_packing.ipynb #dfdd891b
 def best_fit_by_size(
     sizes:np.ndarray, # (documents,) integers, tokens of each: 1 … T, falling
     T:int,            # tokens in a row
 )->np.ndarray: # (documents,) int32, the row of each, from 0 on
     "`best_fit` of documents that fit into a row, all those of one size at a time"
     row_of = np.empty(len(sizes), np.int32)
-    num_rows = 0
-    open_rows = _OpenRows()
-    start = 0
+    # Rows that are not full yet: free tokens to arrays of row numbers; and the keys, rising.
+    open_rows, free_sizes = {}, []
+
+    def put(free, rows):
+        if free == 0 or len(rows) == 0: return
+        if free not in open_rows: insort(free_sizes, free)
+        open_rows.setdefault(free, []).append(rows)
+
+    num_rows = start = 0
     ends_of_sizes = np.flatnonzero(np.diff(sizes, append=0)) + 1
     for end in ends_of_sizes.tolist():
         size = int(sizes[start])
         while start < end:
-            found = open_rows.take(size)
-            if found is None:
-                num_new = -(-(end - start)//(T//size))
-                found = T, np.arange(num_rows, num_rows + num_new, dtype=np.int32)
+            fullest = bisect_left(free_sizes, size)
+            if fullest < len(free_sizes):
+                free = free_sizes.pop(fullest)
+                rows = np.concatenate(open_rows.pop(free))
+            else:
+                free, num_new = T, -(-(end - start)//(T//size))
+                rows = np.arange(num_rows, num_rows + num_new, dtype=np.int32)
                 num_rows += num_new
-            free, rows = found
             per_row = free//size
             placed = min(end - start, per_row*len(rows))
             used = -(-placed//per_row)
-            in_last_row = placed - per_row*(used - 1)
             row_of[start:start + placed] = np.repeat(rows[:used], per_row)[:placed]
-            open_rows.put(free, rows[used:])
-            open_rows.put(free - per_row*size, rows[:used - 1])
-            open_rows.put(free - in_last_row*size, rows[used - 1:used])
+            put(free, rows[used:])
+            put(free - per_row*size, rows[:used - 1])
+            put(free - (placed - per_row*(used - 1))*size, rows[used - 1:used])
             start += placed
     return row_of
 
@@ -146,11 +126,7 @@ class TokenStore:
 # %% ../../nbs/73_packing.ipynb #a6bcd7ff
 class _Packing:
     "Which sizes share a row, in every epoch. A *rest* is what a document has left after its whole rows"
-    def __init__(self,
-        store:TokenStore,
-        docs:np.ndarray, # (documents to pack,) int32, their numbers
-        T:int,           # tokens in a row
-    ):
+    def __init__(self, store, docs, T):
         self.store = store
         self.T = T
         lengths = store.lengths(docs)
@@ -171,17 +147,12 @@ class _Packing:
         missing = (self.T - self.store.lengths(docs) % self.T).astype(np.min_scalar_type(self.T))
         return docs[np.argsort(missing, kind='stable')]
 
-    def shuffled(self,
-        rng, # numpy.random.Generator
-    )->np.ndarray: # int32, as `docs`, those with equal rests in random order
-        "The documents of an epoch, each in the place of one of its size"
+    def shuffled(self, rng):
+        "The documents of an epoch, each in the place of one of its size; equal ones in random order"
         return self._by_rest(rng.permutation(self.docs))
 
-    def spans(self,
-        row:int,
-        docs:np.ndarray, # of the epoch, from `shuffled`
-    )->list: # of `Span`
-        "What lies in a row"
+    def spans(self, row, docs):
+        "What lies in a row, given the epoch's documents from `shuffled`"
         if row < self.num_full_rows: return [self._full_row(row)]
         r = row - self.num_full_rows
         found = docs[self.order_by_row[self.row_starts[r]:self.row_starts[r + 1]]]
@@ -200,13 +171,8 @@ class _Packing:
         return Span(stop - self.T, stop, doc_end)
 
 # %% ../../nbs/73_packing.ipynb #0c2bd7d8
-def _pack_window(
-    lengths:np.ndarray, # (documents,) of a window
-    ends:np.ndarray,    # (documents,) the number after each one's last token
-    T:int,              # tokens in a row
-    rng,                # decides which of equally long documents share a row, and the order of the rows
-)->list[list]: # rows, each a list of `Span`
-    "Pack the documents of a window, and shuffle its rows"
+def _pack_window(lengths, ends, T, rng):
+    "The rows (lists of `Span`) of a window, shuffled; documents end before the numbers `ends`"
     order = rng.permutation(len(lengths))
     lengths = lengths[order].tolist()
     ends = ends[order].tolist()
@@ -217,43 +183,6 @@ def _pack_window(
         for i in rng.permutation(len(rows))
     ]
 
-# %% ../../nbs/73_packing.ipynb #21b02373
-class _PackedWindows:
-    "Documents in a given order, packed a window at a time"
-    def __init__(self,
-        store:TokenStore,
-        docs:np.ndarray, # (documents,) int32, in the order to read them in
-        T:int,           # tokens in a row
-        seed:int,
-        window:int,      # documents that are packed and shuffled together
-    ):
-        self.store = store
-        self.T = T
-        self.seed = seed
-        self.windows = [docs[i:i + window] for i in range(0, len(docs), window)]
-        self.row_ends = np.cumsum([len(best_fit(store.lengths(w).tolist(), T)) for w in self.windows])
-        self.num_rows = int(self.row_ends[-1])
-        # The number of the window that was read last, and its rows.
-        self._last_window = None, None
-
-    def _rows(self, number):
-        "The rows of a window"
-        if self._last_window[0] != number:
-            docs = self.windows[number]
-            rng = np.random.default_rng((self.seed, 0, number))
-            ends = self.store.offsets[docs + 1]
-            self._last_window = number, _pack_window(self.store.lengths(docs), ends, self.T, rng)
-        return self._last_window[1]
-
-    def spans(self,
-        row:int,
-    )->list: # of `Span`
-        "What lies in a row"
-        number = int(np.searchsorted(self.row_ends, row, 'right'))
-        rows = self._rows(number)
-        first_row = int(self.row_ends[number]) - len(rows)
-        return rows[row - first_row]
-
 # %% ../../nbs/73_packing.ipynb #9e9db244
 class Position(NamedTuple):
     "Where a source is read next: all the state there is"
@@ -262,58 +191,54 @@ class Position(NamedTuple):
     index:int # row of the epoch; for a stream, the document that its window begins with
 
 # %% ../../nbs/73_packing.ipynb #ddbfb815
+@dataclass(eq=False)
 class PackedRows:
     "Documents of known length as rows of T tokens: row k of all epochs is a function of (seed, k) alone"
-    def __init__(self,
-        store:TokenStore,
-        T:int,         # tokens in a row
-        seed:int=0,
-        order=None,    # (documents to read,) their numbers; None: all
-        keep_order:bool=False, # read epoch 0 in this order, e.g. easy first; later epochs are permuted
-        window:int=500, # where the order is kept: documents that are packed and shuffled together
-        on_exhausted:str='repeat', # after an epoch begin another, or 'drop' the source
-    ):
-        self.store = store
-        self.T = T
-        self.seed = seed
-        self.keep_order = keep_order
-        self.on_exhausted = on_exhausted
-        docs = np.arange(len(store.offsets) - 1) if order is None else np.asarray(order)
+    store:TokenStore
+    T:int         # tokens in a row
+    seed:int=0
+    order:InitVar=None # (documents to read,) their numbers; None: all
+    keep_order:bool=False # read epoch 0 in this order, e.g. easy first; later epochs are permuted
+    window:int=500 # where the order is kept: documents that are packed and shuffled together
+    on_exhausted:str='repeat' # after an epoch begin another, or 'drop' the source
+
+    def __post_init__(self, order):
+        docs = np.arange(len(self.store.offsets) - 1) if order is None else np.asarray(order)
         docs = docs.astype(np.int32)
-        self.num_tokens = int(store.lengths(docs).sum())
+        self.num_tokens = int(self.store.lengths(docs).sum())
         if not self.num_tokens:
             raise UserError('There is no token to pack: give at least one document that is not empty.')
-        self.packing = _Packing(store, docs, T)
-        self.first_epoch = _PackedWindows(store, docs, T, seed, window) if keep_order else None
-        # The number of the epoch that was read last, its documents, and the order of its rows.
-        self._last_epoch = None, None, None
-
-    @property
-    def fingerprint(self): return self.store.fingerprint
-
-    @property
-    def rows_per_epoch(self):
-        "Rows of each epoch after the first"
-        return self.packing.num_rows
-
-    @property
-    def num_rows(self):
-        "Rows of the first epoch"
-        return self.first_epoch.num_rows if self.keep_order else self.rows_per_epoch
-
-    @property
-    def packing_efficiency(self):
-        "The share of the rows that is not padding"
-        return self.num_tokens/self.rows_per_epoch/self.T
+        self.packing = _Packing(self.store, docs, self.T)
+        self.fingerprint = self.store.fingerprint
+        # Rows of the first epoch, and of each after it.
+        self.num_rows = self.rows_per_epoch = self.packing.num_rows
+        # The share of the rows that is not padding.
+        self.packing_efficiency = self.num_tokens/self.rows_per_epoch/self.T
+        self._last_epoch = self._last_window = None, None
+        if not self.keep_order: return
+        self.windows = [docs[i:i + self.window] for i in range(0, len(docs), self.window)]
+        rows = [len(best_fit(self.store.lengths(docs).tolist(), self.T)) for docs in self.windows]
+        self.window_ends = np.cumsum(rows)
+        self.num_rows = int(self.window_ends[-1])
 
     def _permuted_epoch(self, epoch):
-        "The documents of an epoch, for `_Packing.spans`, and the order of its rows"
+        "The documents of an epoch, for `_Packing.spans`, and the order of its rows; the last is kept"
         if self._last_epoch[0] != epoch:
             rng = np.random.default_rng((self.seed, epoch))
             docs = self.packing.shuffled(rng)
             rows = rng.permutation(np.arange(self.rows_per_epoch, dtype=np.int32))
-            self._last_epoch = epoch, docs, rows
-        return self._last_epoch[1:]
+            self._last_epoch = epoch, (docs, rows)
+        return self._last_epoch[1]
+
+    def _kept_order(self, row):
+        "What lies in a row of the first epoch, whose order is kept; the window read last stays packed"
+        number = int(np.searchsorted(self.window_ends, row, 'right'))
+        if self._last_window[0] != number:
+            docs = self.windows[number]
+            rng = np.random.default_rng((self.seed, 0, number))
+            rows = _pack_window(self.store.lengths(docs), self.store.offsets[docs + 1], self.T, rng)
+            self._last_window = number, rows
+        return self._last_window[1][row - int(self.window_ends[number])]
 
     def position(self, k):
         "The `Position` of row k"
@@ -324,7 +249,7 @@ class PackedRows:
     def spans(self, k):
         "What lies in row k: a list of `Span`"
         _, epoch, row = self.position(k)
-        if self.keep_order and epoch == 0: return self.first_epoch.spans(row)
+        if self.keep_order and epoch == 0: return self._kept_order(row)
         docs, rows = self._permuted_epoch(epoch)
         return self.packing.spans(int(rows[row]), docs)
 
@@ -339,34 +264,30 @@ class PackedRows:
 
     def __getstate__(self):
         # An epoch's order is large, and quickly made again.
-        return {**vars(self), '_last_epoch': (None, None, None)}
+        return {**vars(self), '_last_epoch': (None, None)}
 
 # %% ../../nbs/73_packing.ipynb #cc5f2744
 def _slice_tokens(tokens, start, stop): return tokens[start:stop]
 
-def _token_store(
-    documents, # `Shards`, or a list of integer arrays, one per document
-)->TokenStore:
-    "Documents on disk or in memory, to be packed"
-    if isinstance(documents, Shards):
-        lengths = np.concatenate([documents.lengths(k) for k in range(len(documents.shards))])
-        return TokenStore(lengths, functools.partial(read_range, documents), documents.fingerprint)
-    tokens = np.concatenate([np.zeros(0, np.int64), *documents])
-    read = functools.partial(_slice_tokens, tokens)
-    return TokenStore([len(d) for d in documents], read, f'{zlib.crc32(tokens.tobytes()):08x}')
 
-# %% ../../nbs/73_packing.ipynb #ef197240
 def pack_documents(
     documents,  # `Shards`, or a list of integer arrays, one per document
     T:int,      # tokens in a row
     **settings, # of `PackedRows`
 )->PackedRows:
     "The rows of shards on disk, or of documents in memory"
-    return PackedRows(_token_store(documents), T, **settings)
+    if isinstance(documents, Shards):
+        lengths = np.concatenate([documents.details(k).lengths for k in range(len(documents.shards))])
+        store = TokenStore(lengths, functools.partial(read_range, documents), documents.fingerprint)
+    else:
+        tokens = np.concatenate([np.zeros(0, np.int64), *documents])
+        read = functools.partial(_slice_tokens, tokens)
+        store = TokenStore([len(d) for d in documents], read, f'{zlib.crc32(tokens.tobytes()):08x}')
+    return PackedRows(store, T, **settings)
 
 # %% ../../nbs/73_packing_stream.ipynb #764b26ea
 import math
-from bisect import bisect_right
+from dataclasses import dataclass
 from itertools import islice
 from .sources import MAX_EXAMPLES
 
@@ -381,172 +302,117 @@ class WindowStart(NamedTuple):
     epoch:int
     document:int # of the epoch
 
-# %% ../../nbs/73_packing_stream.ipynb #d889b8ec
-class _Window(NamedTuple):
-    "The window of a stream that can be read without fetching documents"
-    first_row:int
-    rows:list         # each a list of `Span`
-    tokens:np.ndarray # of all its documents
-
-    @property
-    def end_row(self): return self.first_row + len(self.rows)
-
-# %% ../../nbs/73_packing_stream.ipynb #0ac5809f
-class _WindowReader:
-    "Fetches the documents of a stream and tokenises them, a window at a time"
-    def __init__(self, open_at, encode, window, max_tokens): # see `PackedStream`
-        self.open_at = open_at
-        self.encode = encode
-        self.window = window
-        self.max_tokens = max_tokens
-        self.bad_documents = [] # of the window that was read last
-        self.close()
-
-    def close(self):
-        "Let the source go; the next `read` opens it again"
-        self.documents = None
-        self.next_document = None
-
-    def read(self,
-        document:int, # the first one of the window
-    )->list: # integer arrays, one per document; empty where the stream has no such document
-        "The tokens of the documents of a window"
-        try:
-            if self.next_document != document: self.documents = self.open_at(document)
-            found = self._take()
-        except BaseException:
-            self.close()
-            raise
-        self.next_document = document + len(found)
-        if not found: self.close()
-        return found
-
-    def _take(self):
-        found, num_tokens = [], 0
-        self.bad_documents = []
-        for d in islice(self.documents, self.window):
-            if getattr(d, 'problem', ''): self.bad_documents.append(d)
-            found.append(self.encode(d))
-            num_tokens += len(found[-1])
-            if num_tokens >= self.max_tokens: break
-        return found
-
-    def __getstate__(self):
-        # An open source cannot travel to another process.
-        return {**vars(self), 'documents': None, 'next_document': None}
-
 # %% ../../nbs/73_packing_stream.ipynb #28d64b87
+@dataclass(eq=False)
 class PackedStream:
     "Documents that can only be read in order, as rows of T tokens; rows it has read it can read again"
-    def __init__(self,
-        open_at,       # open_at(start) gives an iterator of documents from number `start` on, always the same
-        encode,        # encode(document) gives its tokens, an integer array; none of a bad document
-        T:int,         # tokens in a row
-        seed:int=0,
-        window:int=500, # documents that are packed and shuffled together
-        on_exhausted:str='repeat', # after its end begin again, or 'drop' the source
-        fingerprint:str='', # of the source
-        max_window_tokens:int=2**22, # per 500 documents: a window ends early when it has so many tokens
-    ):
-        self.T = T
-        self.seed = seed
-        self.on_exhausted = on_exhausted
-        self.fingerprint = fingerprint
-        self.reader = _WindowReader(open_at, encode, window, max_window_tokens*max(1, window//500))
-        self.num_tokens = None
-        self.packing_efficiency = 1.
-        self.restore([0, 0, 0, None])
+    open_at:object # open_at(start) gives an iterator of documents from number `start` on, always the same
+    encode:object  # encode(document) gives its tokens, an integer array; none of a bad document
+    T:int          # tokens in a row
+    seed:int=0
+    window:int=500 # documents that are packed and shuffled together
+    on_exhausted:str='repeat' # after its end begin again, or 'drop' the source
+    fingerprint:str='' # of the source
+    max_window_tokens:int=2**22 # per 500 documents: a window ends early when it has so many tokens
+    num_tokens = None
+    packing_efficiency = 1.
+
+    def __post_init__(self): self.restore([0, 0, 0, None])
 
     def restore(self,
         state:list, # from `state`, here or in another process
         skipped:dict|None=None, # as `skipped` was then
     ):
         "Resume from a state"
-        self.num_rows = state[3]
-        _, epoch, document, _ = state
+        *start, self.num_rows = state
+        self.resumed_at = WindowStart(*start)
         # Reason: how many rows of the first epoch were skipped so far.
         self.skipped = dict(skipped or {})
         # The first document of the last window that was counted: it will be read again.
+        _, epoch, document = start
         self.counted_document = math.inf if epoch else document if document or self.skipped else -1
         # Row: what to report about the window that begins with it.
         self.skipped_notices = {}
-        self.window_starts = []
-        self.next_start = WindowStart(*state[:3])
-        self._seek(self.next_start.row)
+        self.epoch_rows = set() # with which a later epoch began
+        self._go_back()
+
+    def _go_back(self):
+        "To where the stream was resumed"
+        self.start = self.next_start = self.resumed_at
+        self.rows, self.documents = [], None
+        # The row with which the epoch began, if we have seen it begin.
+        self.epoch_row = None if self.start.document else self.start.row
 
     @property
     def state(self):
         "Row, epoch and first document of the window being read; the number of rows, if known: for JSON"
-        start = self.window_starts[-1] if self.window.rows else self.next_start
-        return [*start, self.num_rows]
+        return [*(self.start if self.rows else self.next_start), self.num_rows]
 
-    def _seek(self, k):
-        "Go to the beginning of the window that has row k, or of the last one that we know"
-        known = [*self.window_starts, self.next_start]
-        n = bisect_right(known, (k, math.inf))
-        if not n:
-            raise UserError(
-                f"Can't read row {k}: it is from before row {known[0].row}, where this stream was resumed, "
-                'and streams only move forward. Open the source again to start from row 0.'
-            )
-        self.window_starts = known[:n - 1]
-        self.next_start = known[n - 1]
-        self.window = _Window(self.next_start.row, [], np.zeros(0, int))
-        self.reader.close()
-        # The row with which the epoch began, if we have seen it begin.
-        self.epoch_start_row = None if self.next_start.document else self.next_start.row
+    def _fetch(self, document):
+        "The tokens of the documents of a window, which begins with number `document`, and its bad documents"
+        documents = self.documents or self.open_at(document)
+        # Whatever fails here leaves the source closed.
+        self.documents = None
+        tokens, bad, num_tokens = [], [], 0
+        for d in islice(documents, self.window):
+            if getattr(d, 'problem', ''): bad.append(d)
+            tokens.append(self.encode(d))
+            num_tokens += len(tokens[-1])
+            if num_tokens >= self.max_window_tokens*max(1, self.window//500): break
+        if tokens: self.documents = documents
+        return tokens, bad
 
-    def _read_window(self, start):
-        "The window at `start`, or the next epoch's first: its `WindowStart`, and its documents' tokens"
-        docs = self.reader.read(start.document)
-        if docs: return start, docs
-        if start.document and self.on_exhausted == 'drop':
-            self.num_rows = start.row
-            raise SourceExhausted
-        if self.epoch_start_row == start.row:
-            raise UserError('The stream gave no document to train on: check its name and its split.')
-        self.epoch_start_row = start.row
-        return WindowStart(start.row, start.epoch + 1, 0), self.reader.read(0)
+    def _read_window(self):
+        "Pack the next window, or the next epoch's first"
+        start, (docs, bad) = self.next_start, self._fetch(self.next_start.document)
+        if not docs:
+            if start.document and self.on_exhausted == 'drop':
+                self.num_rows = start.row
+                raise SourceExhausted
+            if start.row == self.epoch_row:
+                raise UserError('The stream gave no document to train on: check its name and its split.')
+            start = WindowStart(start.row, start.epoch + 1, 0)
+            self.epoch_row = start.row
+            self.epoch_rows.add(start.row)
+            docs, bad = self._fetch(0)
+        self._count_skipped(start, bad)
+        lengths = np.array([len(d) for d in docs], int)
+        rng = np.random.default_rng((self.seed, start.epoch, start.document))
+        self.start, self.rows = start, _pack_window(lengths, np.cumsum(lengths), self.T, rng)
+        self.tokens = np.concatenate([np.zeros(0, int), *docs])
+        self.next_start = WindowStart(start.row + len(self.rows), start.epoch, start.document + len(docs))
 
-    def _count_skipped(self, start):
+    def _count_skipped(self, start, bad):
         "Count the bad documents of a window, once"
         if start.epoch or start.document <= self.counted_document: return
         self.counted_document = start.document
-        for document in self.reader.bad_documents:
+        for document in bad:
             reason = document.problem.partition(':')[0]
             self.skipped[reason] = self.skipped.get(reason, 0) + 1
             if self.skipped[reason] > MAX_EXAMPLES: continue
             notice = f'{document.source}: {document.name} is skipped: {document.problem}'
             self.skipped_notices.setdefault(start.row, []).append(notice)
 
-    def _pack_next_window(self):
-        start, docs = self._read_window(self.next_start)
-        self._count_skipped(start)
-        lengths = np.array([len(d) for d in docs], int)
-        rng = np.random.default_rng((self.seed, start.epoch, start.document))
-        rows = _pack_window(lengths, np.cumsum(lengths), self.T, rng)
-        self.window = _Window(start.row, rows, np.concatenate([np.zeros(0, int), *docs]))
-        self.window_starts.append(start)
-        self.next_start = WindowStart(self.window.end_row, start.epoch, start.document + len(docs))
-
     def row(self, k):
         "Row k: tokens, labels, seq_idx, each (T,) int64; raises `SourceExhausted` behind the last one"
         if self.num_rows is not None and k >= self.num_rows: raise SourceExhausted
-        if k < self.window.first_row: self._seek(k)
-        while k >= self.window.end_row: self._pack_next_window()
-        spans = self.window.rows[k - self.window.first_row]
-        return build_row(spans, functools.partial(_slice_tokens, self.window.tokens), self.T)
+        if k < self.start.row: self._go_back()
+        if k < self.start.row:
+            raise UserError(
+                f"Can't read row {k}: it is from before row {self.start.row}, where this stream was resumed, "
+                'and streams only move forward. Open the source again to start from row 0.'
+            )
+        while k >= self.start.row + len(self.rows): self._read_window()
+        return build_row(self.rows[k - self.start.row], lambda start, stop: self.tokens[start:stop], self.T)
 
     def position(self, k):
         "The `Position` of the window being read, whatever row is asked for"
-        epoch, document = self.state[1:3]
-        return Position(self.seed, epoch, document)
+        return Position(self.seed, *self.state[1:3])
 
     def epoch_restart(self, k):
         "k if an epoch ended just before row k, else 0"
-        first = bisect_left(self.window_starts, (k,))
-        # Windows without a row begin with the same row as the one after them.
-        for start in islice(self.window_starts, first, None):
-            if start.row != k: return 0
-            if start.epoch and not start.document: return k
-        return 0
+        return k if k in self.epoch_rows else 0
+
+    def __getstate__(self):
+        # An open source cannot travel to another process, which goes on from the window being read.
+        return {**vars(self), 'documents': None, 'rows': [], 'next_start': WindowStart(*self.state[:3])}

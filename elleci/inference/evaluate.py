@@ -22,8 +22,8 @@ from ..layers.ffn import PackedLinear
 from ..memory.ledger import parameter_counts
 from ..data.loader import open_data
 from ..data.shards import tokenizer_fingerprint
-from ..data.sources import data_settings, encode_documents, iter_documents, parse_spec
-from ..data.tokenizer import SPECIAL_TOKENS, encode_text
+from ..data.sources import data_settings, iter_documents, parse_spec
+from ..data.tokenizer import SPECIAL_TOKENS, encode_documents, encode_text
 from ..engine.accumulate import GradAccumStep
 from ..training.checkpoint import MODEL_FILE, latest_checkpoint, model_folder, model_files
 from ..training.load import load_run

@@ -354,7 +354,7 @@ from pathlib import Path
 from ..config import config_to_json, read_config, resolve_config
 from ..core import atomic_write
 from ..data.loader import check_same_data, open_data
-from ..data.plan import learn_tokenizer
+from ..data.sources import train_tokenizer_on
 from ..data.tokenizer import TOKENIZERS, load_tokenizer, num_used_entries, save_tokenizer
 from .checkpoint import MODEL_FILE, checkpoints, is_usable_run_dir, safetensors_metadata
 from .telemetry import RUN_FOLDERS, read_metrics
@@ -529,9 +529,8 @@ def _load_or_learn_tokenizer(folder, config):
     elif shards: tokenizer = load_tokenizer(Path(shards[0])/'tokenizer.json', vocab_size)
     else:
         train = config.train
-        tokenizer = learn_tokenizer(
-            train.data, train.mix, vocab_size, kind, train.allow_unused_vocab, train.max_samples
-        )
+        options = dict(kind=kind, max_samples=train.max_samples, allow_unused_vocab=train.allow_unused_vocab)
+        tokenizer = train_tokenizer_on(train.data, vocab_size, mix=train.mix, **options)
         used = num_used_entries(tokenizer)
         if used <= vocab_size - 128:
             print(f'the text fills {used:,} of {vocab_size:,} entries of the vocabulary')
