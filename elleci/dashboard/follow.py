@@ -101,24 +101,9 @@ class RunReader:
         return lines
 
     def _add(self, event):
-        if event.get('resumed') is True: self._roll_back(event['step'])
-        elif 'notice' in event: self.notices.append(event)
+        if 'notice' in event: self.notices.append(event)
         elif 'val_loss' in event: self.validations.append(event)
         elif 'average_loss' in event: self.average = event
         elif 'loss' in event:
             self.last_step = event
             for name, column in self.columns.items(): column.append(event.get(name, math.nan))
-
-    def _roll_back(self, step):
-        "The run was resumed at `step`: what it had written after it no longer counts"
-        self.epoch += 1
-        def remains(event_step): return 0 < step >= event_step
-        self.notices = [event for event in self.notices if remains(event['step'])]
-        self.validations = [event for event in self.validations if remains(event['step'])]
-        n_steps = sum(remains(s) for s in self.columns['step'])
-        for column in self.columns.values(): del column[n_steps:]
-        self.last_step = {}
-        if n_steps:
-            last = {name: column[-1] for name, column in self.columns.items()}
-            self.last_step = {name: value for name, value in last.items() if math.isfinite(value)}
-            self.last_step['step'] = int(self.last_step['step'])

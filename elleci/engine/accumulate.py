@@ -186,14 +186,35 @@ def _backward(losses, scaler):
 
 # %% ../../nbs/60_grad_accum.ipynb #9528f280
 class OneProcess:
-    "What a step needs of the processes that share it, where there is only one"
+    "What a training needs of the processes that share it, where there is only one"
+    rank = 0                 # of this process
     n = 1                    # processes
     has_whole_weights = True # whether each process has all of every weight, gradient and state
 
     def __init__(self,
-        model:nn.Module, # an `Elleci`
+        model:nn.Module|None=None, # an `Elleci`, for the ordinary step
     ):
         self.model = model
+
+    @property
+    def is_main(self):
+        "Whether this process reads, writes and prints for all"
+        return self.rank == 0
+
+    def on_main(self, f, *args):
+        "Let rank 0 call a function; its result (picklable), or its error, is that of all ranks"
+        return f(*args)
+
+    def everywhere(self, f, *args):
+        "Let every rank call a function that doesn't communicate; an error in one is an error in all"
+        return f(*args)
+
+    def gather(self, value)->list: # by rank
+        "What each rank has given (picklable), on every rank"
+        return [value]
+
+    def check_same(self, what, values):
+        "`UserError` on every rank unless all have the same dict of `values`"
 
     def share(self,
         micro_batch:tuple, # of (tokens, labels, seq_idx), each (B, T)
@@ -306,6 +327,7 @@ class GradAccumStep:
         self.precision = precision
         self.global_step = global_step
         self.on_update = None     # or a function of (unit, its parameters), e.g. to average weights
+        self.around_step = contextlib.nullcontext # called with micro-batches: e.g. to measure the step
         self.compiled_blocks = None # or the `CompiledBlocks` of the model
         self.ranks = OneProcess(model) # or the processes that share each step, see `63_data_parallel`
         self.partial_step = ''    # why no further step can be made, after one that ended half-way
@@ -337,17 +359,18 @@ class GradAccumStep:
         if self.partial_step:
             raise UserError(self.partial_step)
         try:
-            result = grad_accum_step(
-                self.model,
-                micro_batches,
-                self.optimizer,
-                self.max_grad_norm,
-                self.precision,
-                self.clip_by,
-                self._set_rng_position,
-                self.scaler,
-                self.ranks,
-            )
+            with self.around_step(micro_batches):
+                result = grad_accum_step(
+                    self.model,
+                    micro_batches,
+                    self.optimizer,
+                    self.max_grad_norm,
+                    self.precision,
+                    self.clip_by,
+                    self._set_rng_position,
+                    self.scaler,
+                    self.ranks,
+                )
         except BaseException:
             self.optimizer.zero_grad(set_to_none=True)
             raise

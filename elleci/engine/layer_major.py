@@ -16,8 +16,9 @@ from ..config import ModelConfig, TrainConfig
 from ..annotate import layer_scope
 from .mapped_file import MappedFile
 from .offload import PLACEMENTS, TransferStream, ActivationStore, ParameterOffload
-from .accumulate import GradAccumStep, autocast, count_labels, eval_mode, fp32_gradients
-from .accumulate import nonfinite_grads, out_of_range, step_result, weight_aux_losses
+from .accumulate import GradAccumStep, OneProcess, autocast, count_labels, eval_mode
+from .accumulate import fp32_gradients, nonfinite_grads, out_of_range, step_result
+from .accumulate import weight_aux_losses
 from .accumulate import _raise_for_labels
 from .checks import StepRNG, check_block, params_by_unit, units
 from .compile import choose_kernels, compile_blocks
@@ -231,11 +232,8 @@ def _partial_step_guard(engine):
         engine.transfer_stream.synchronize()
 
 # %% ../../nbs/61_layer_major.ipynb #7b61c0a2
-class OneRank:
+class OneRank(OneProcess):
     "What a layer-major step needs of the processes that share it, where there is only one"
-    n = 1                    # processes
-    has_whole_weights = True # whether each process has all of every weight, gradient and state
-
     def place(self,
         model:nn.Module, # an `Elleci`
         optimizer:torch.optim.Optimizer,
@@ -243,12 +241,6 @@ class OneRank:
         device:torch.device, # where units are computed
     ):
         "Called once, before weights and states go where `placement` puts them"
-
-    def share(self,
-        micro_batch:tuple, # of (tokens, labels, seq_idx), each (B, T)
-    )->tuple:
-        "The part of a micro-batch that this process computes"
-        return micro_batch
 
     def gathered(self,
         unit:str,
@@ -277,12 +269,6 @@ class OneRank:
         "The name of the first parameter whose gradient is not finite"
         return nonfinite_grads(model, params)[0]
 
-    def total(self,
-        t:Tensor, # ()
-    )->Tensor: # ()
-        "The sum over all processes"
-        return t
-
     def totals(self,
         tensors:list, # of () tensors
     )->list: # of () tensors: their sum is that over all processes
@@ -306,18 +292,6 @@ class OneRank:
         "What this process keeps of it"
         return t
 
-    def whole(self, name, t):
-        "As `full`, for a parameter's name"
-        return t
-
-    def part(self, name, t):
-        "What is loaded of a whole state: all of it, since `place` takes what this process keeps"
-        return t
-
-    def all_true(self, flag:bool)->bool:
-        "Whether a flag is set in every process"
-        return flag
-
 # %% ../../nbs/61_layer_major.ipynb #90196ee9
 class LayerMajorStep:
     "An optimizer step that completes a unit's gradient, uses it and frees it before the next unit's exists"
@@ -339,6 +313,7 @@ class LayerMajorStep:
         self.global_step = global_step
         self.device = device or model.embedding.weight.device
         self.on_update = None         # or a function of (unit, its parameters), e.g. to average weights
+        self.around_step = contextlib.nullcontext # called with micro-batches: e.g. to measure the step
         self.partial_step = ''        # why no further step can be made, after one that ended half-way
         self.units = units(model)
         self.vocab_size = model.head.weight.shape[0]
@@ -373,19 +348,20 @@ class LayerMajorStep:
         "One optimizer step; a unit whose gradient is not finite is not changed, nor any below it"
         if self.partial_step:
             raise UserError(self.partial_step)
-        n_labels = count_labels(micro_batches, self.vocab_size)
-        micro_batches = [self.ranks.share(micro_batch) for micro_batch in micro_batches]
-        self.n_micro_batches = len(micro_batches)
-        self.compute.begin_step(self.global_step, n_labels)
-        self.updates.begin_step(self.global_step)
-        self.optimizer.zero_grad(set_to_none=True)
-        self.offload.place_moved_states()
-        with _partial_step_guard(self):
-            self._forward(micro_batches)
-            loss = self._head(micro_batches)
-            for unit in reversed([*self.units][1:-1]):
-                self._backward(unit, micro_batches)
-            self._embedding(micro_batches)
+        with self.around_step(micro_batches):
+            n_labels = count_labels(micro_batches, self.vocab_size)
+            micro_batches = [self.ranks.share(micro_batch) for micro_batch in micro_batches]
+            self.n_micro_batches = len(micro_batches)
+            self.compute.begin_step(self.global_step, n_labels)
+            self.updates.begin_step(self.global_step)
+            self.optimizer.zero_grad(set_to_none=True)
+            self.offload.place_moved_states()
+            with _partial_step_guard(self):
+                self._forward(micro_batches)
+                loss = self._head(micro_batches)
+                for unit in reversed([*self.units][1:-1]):
+                    self._backward(unit, micro_batches)
+                self._embedding(micro_batches)
         self.global_step += 1
         grad_norm = torch.linalg.vector_norm(torch.stack(self.updates.grad_norms))
         return step_result(loss, n_labels, grad_norm, self.ranks.totals(self.compute.aux_losses))

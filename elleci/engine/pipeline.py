@@ -275,7 +275,8 @@ class PipelineStep(GradAccumStep):
 
     def step(self, micro_batches):
         if self.partial_step: raise UserError(self.partial_step)
-        try: result = self._step(micro_batches)
+        try:
+            with self.around_step(micro_batches): result = self._step(micro_batches)
         except BaseException:
             self.optimizer.zero_grad(set_to_none=True)
             raise

@@ -6,10 +6,8 @@
 __all__ = ['is_valid_packed', 'load_run']
 
 # %% ../../nbs/75_load_run.ipynb #5a146b9a
-import hashlib
 from pathlib import Path
 from ..core import UserError, pick_device
-from ..files import read_limited
 from ..config import read_config
 from ..layers.ffn import PackedLinear, pack_model
 from ..engine.layer_major import make_model
@@ -18,12 +16,9 @@ from ..data.shards import tokenizer_fingerprint
 from .checkpoint import MODEL_FILE, checkpoints, load_weights, model_folder
 from .checkpoint import latest_checkpoint, safetensors_metadata
 
-
 # %% ../../nbs/75_load_run.ipynb #3776fa5a
-def _find_weights(
-    run:Path,
-)->tuple: # the folder of its weights, the metadata stored with them
-    "The weights of a run; raises `UserError` if it has two kinds of them"
+def _find_weights(run):
+    "The folder of a run's weights and the metadata stored with them; `UserError` if it has two kinds of them"
     if not (run/MODEL_FILE).exists():
         point = latest_checkpoint(run)
         if point is None: return model_folder(run), {}
@@ -35,25 +30,8 @@ def _find_weights(
         )
     return run, safetensors_metadata(run/MODEL_FILE)
 
-# %% ../../nbs/75_load_run.ipynb #8359d10e
-def _check_tokenizer_matches(
-    path:Path,     # of the tokenizer
-    tok,           # as it was read from there
-    metadata:dict, # of the weights
-):
-    "Raise `UserError` unless a tokenizer is the one that the weights name, if they name any"
-    # A later version of the library may write the same tokenizer differently.
-    file_hash = hashlib.sha256(read_limited(path)).hexdigest()[:16]
-    if metadata.get('tokenizer') in (None, tokenizer_fingerprint(tok), file_hash): return
-    raise UserError(
-        f'{path} is not the tokenizer that these weights were trained with: '
-        'restore it from a copy of the run.'
-    )
-
 # %% ../../nbs/75_load_run.ipynb #ab645a4d
-def is_valid_packed(
-    layer:PackedLinear,
-)->bool:
+def is_valid_packed(layer:PackedLinear)->bool:
     "Whether all weights are −1, 0 or +1, two bits each of which 11 is unused, and the scale is finite"
     both_bits = layer.packed & layer.packed >> 1 & 0x55
     return bool(layer.scale.isfinite()) and not both_bits.any()
@@ -75,7 +53,11 @@ def load_run(
     config = read_config(run)
     tok = load_tokenizer(run/'tokenizer.json', config.model.vocab_size)
     folder, metadata = _find_weights(run)
-    _check_tokenizer_matches(run/'tokenizer.json', tok, metadata)
+    if metadata.get('tokenizer', tokenizer_fingerprint(tok)) != tokenizer_fingerprint(tok):
+        raise UserError(
+            f'{run}/tokenizer.json is not the tokenizer that these weights were trained with: '
+            'restore it from a copy of the run.'
+        )
     device = pick_device(device)
     if 'packed' in metadata:
         model = pack_model(make_model(config.model, config.train, 'meta')).to_empty(device=device)

@@ -25,14 +25,12 @@ from ..optim.optimizers import make_optimizer
 from ..optim.averaging import WeightAverage
 from ..optim.schedules import lerac_factor, lr_factor, lr_range_test, plateau_factor, suggest_lr
 from .checkpoint import Checkpoint
-from .recovery import FaultTolerantStep, Rollback
+from .recovery import FaultTolerantStep, Recovery
 from .telemetry import Meter, TernaryStats, take_command
 from .watchdog import HealthMonitor
 
 # %% ../../nbs/75_loop.ipynb #167cab5c
-def token_byte_counts(
-    tok, # tokenizers.Tokenizer, byte-level, or `CharTokenizer`
-)->Tensor: # (V,) float64
+def token_byte_counts(tok)->Tensor: # (V,) float64
     "The bytes of text that each token stands for; special and unused ones stand for none"
     counts = torch.zeros(tok.get_vocab_size(), dtype=torch.float64)
     is_char = isinstance(tok, CharTokenizer)
@@ -41,7 +39,6 @@ def token_byte_counts(
         if is_char and name in HEX_DIGITS: counts[token] = .5
         else: counts[token] = len(name.encode()) if is_char else len(name)
     return counts
-
 
 # %% ../../nbs/75_loop.ipynb #b34507a0
 @dataclasses.dataclass(frozen=True)
@@ -69,19 +66,15 @@ def validate_source(
     token_bytes:Tensor|None=None, # (V,), from `token_byte_counts`; None: bytes are not counted
 )->ValidationTotals:
     "The cost of the first rows of one source"
-    source = Mixture({'rows': rows})
-    num_rows = min(max_rows, rows.num_rows)
-    nats = 0.
-    num_tokens = 0
-    num_bytes = 0.
+    source, num_rows = Mixture({'rows': rows}), min(max_rows, rows.num_rows)
+    totals = ValidationTotals(0., 0, 0.)
     for first in range(0, num_rows, batch_size):
         tokens, labels, seq_idx = source.read(first, min(first + batch_size, num_rows))
-        batch = [tensor.to(engine.device) for tensor in (tokens, labels, seq_idx)]
-        nats += float(engine.evaluate(*batch))
+        nats = float(engine.evaluate(*(tensor.to(engine.device) for tensor in (tokens, labels, seq_idx))))
         predicted = labels[labels != IGNORE_INDEX]
-        num_tokens += len(predicted)
-        if token_bytes is not None: num_bytes += float(token_bytes[predicted].sum())
-    return ValidationTotals(nats, num_tokens, num_bytes)
+        num_bytes = 0. if token_bytes is None else float(token_bytes[predicted].sum())
+        totals += ValidationTotals(nats, len(predicted), num_bytes)
+    return totals
 
 # %% ../../nbs/75_loop.ipynb #636dc5e4
 def validate(
@@ -92,20 +85,15 @@ def validate(
     token_bytes:Tensor|None=None, # (V,), from `token_byte_counts`; None: no bits per byte
 )->dict: # val_loss, nats per token, and val_bpb, bits per byte; where there are several sources, both of each
     "The loss on held-out text"
-    totals = {
-        source: validate_source(engine, rows, batch_size, max_rows, token_bytes)
+    each = {
+        f'_{source}': validate_source(engine, rows, batch_size, max_rows, token_bytes)
         for source, rows in val_sources.items()
     }
-    together = sum(totals.values(), ValidationTotals(0., 0, 0))
-    metrics = {'val_loss': together.nats_per_token}
-    if len(totals) > 1:
-        for source in totals: metrics[f'val_loss_{source}'] = totals[source].nats_per_token
+    totals = {'': sum(each.values(), ValidationTotals(0., 0, 0))}
+    if len(each) > 1: totals |= each
+    metrics = {f'val_loss{name}': total.nats_per_token for name, total in totals.items()}
     if token_bytes is None: return metrics
-    metrics['val_bpb'] = together.bits_per_byte
-    if len(totals) > 1:
-        for source in totals: metrics[f'val_bpb_{source}'] = totals[source].bits_per_byte
-    return metrics
-
+    return metrics | {f'val_bpb{name}': total.bits_per_byte for name, total in totals.items()}
 
 # %% ../../nbs/75_loop.ipynb #ec12cd34
 @contextlib.contextmanager
@@ -127,38 +115,24 @@ def stop_on_signal(): # gives a function that returns whether a stop was request
         for n, handler in old_handlers.items(): signal.signal(n, handler)
 
 # %% ../../nbs/75_loop.ipynb #979dcd73
+@dataclasses.dataclass
 class CommandPoller:
     "Call it after each step: returns what the run is to do, by a signal or by a command in its folder"
-    def __init__(self,
-        folder:str|Path,  # the run's
-        stop_requested,   # as `stop_on_signal` gives it
-        log,              # called with the fields of an event
-        check_lock=lambda: None, # as `lock_run_dir` gives it: raises where the folder is no longer the run's
-    ):
-        self.folder = folder
-        self.stop_requested = stop_requested
-        self.log = log
-        self.check_lock = check_lock
-        self.paused = False
+    folder:Path
+    stop_requested:Callable  # as `stop_on_signal` gives it
+    log:Callable             # called with the fields of an event
+    paused:bool = False
 
     def __call__(self, step)->set: # of 'pause', 'save', 'stop'
         # A paused run polls ten times a second.
         if self.paused: time.sleep(.1)
-        self.check_lock()
         command = 'stop' if self.stop_requested() else take_command(self.folder)
         if command == 'stop': return {'save', 'stop'}
-        if command == 'pause': self._set_paused(step, True)
-        if command == 'unpause': self._set_paused(step, False)
-        commands = set()
-        if command == 'save': commands.add('save')
-        if self.paused: commands.add('pause')
-        return commands
-
-    def _set_paused(self, step, paused):
-        if self.paused == paused: return
-        self.paused = paused
-        notice = 'paused, as asked' if paused else 'goes on, as asked'
-        self.log(step=step, notice_kind='control', notice=notice)
+        if command in ('pause', 'unpause') and self.paused != (command == 'pause'):
+            self.paused = not self.paused
+            notice = 'paused, as asked' if self.paused else 'goes on, as asked'
+            self.log(step=step, notice_kind='control', notice=notice)
+        return ({'save'} if command == 'save' else set()) | ({'pause'} if self.paused else set())
 
 # %% ../../nbs/75_loop.ipynb #35e5a239
 def _ignore(*args, **kwargs): pass
@@ -184,7 +158,7 @@ class TrainingRun:
     config:Config                      # model and training
     val_sources:dict                   # source: `PackedRows` to validate on
     callbacks:Callbacks = Callbacks()
-    rollback:Rollback = dataclasses.field(default_factory=Rollback) # what the attempt before has found out
+    recovery:Recovery = dataclasses.field(default_factory=Recovery) # what attempts before have found out
     val_losses:list = dataclasses.field(default_factory=list) # of the validations so far; `fit` appends to it
     weight_average:WeightAverage|None = None
     health_monitor:HealthMonitor|None = None # None: one that knows only the device
@@ -194,29 +168,21 @@ class TrainingRun:
     def train(self): return self.config.train
 
 # %% ../../nbs/75_loop.ipynb #9df034ce
-def set_learning_rates(
-    optimizer:torch.optim.Optimizer, # from `make_optimizer`: each group has its layer
-    train,           # `TrainConfig`
-    step:int,
-    val_losses:list, # of the validations so far
-)->dict: # lr, the base rate; lrs, those of the layers, while they differ
+def set_learning_rates(optimizer:torch.optim.Optimizer, train, step:int, val_losses:list)->dict:
     "Set the learning rates of a step"
     lr = train.lr*lr_factor(train, step)
     if train.plateau_patience: lr *= plateau_factor(val_losses, train.plateau_patience)
     n_layers = max(group['layer'] for group in optimizer.param_groups) + 1
+    lerac_steps = round(train.lerac_ratio*train.steps)
     for group in optimizer.param_groups:
-        group['lr'] = lr
-        if train.lerac_ratio:
-            lerac_steps = round(train.lerac_ratio*train.steps)
-            group['lr'] = lr*lerac_factor(group['layer'], n_layers, step, lerac_steps)
+        factor = lerac_factor(group['layer'], n_layers, step, lerac_steps) if train.lerac_ratio else 1
+        group['lr'] = lr*factor
     rate_of_layer = {group['layer']: group['lr'] for group in optimizer.param_groups}
     lrs = [rate_of_layer[layer] for layer in sorted(rate_of_layer)]
     return dict(lr=lr, lrs=lrs) if len(set(lrs)) > 1 else dict(lr=lr)
 
 # %% ../../nbs/75_loop.ipynb #277becdb
-def skipped_fields(
-    data_state:dict|None, # of the mixture after a step
-)->dict: # empty where no row was skipped
+def skipped_fields(data_state:dict|None)->dict: # empty where no row was skipped
     "For the log: how many rows of streams were skipped so far, in all and of each source"
     skipped = {name: sum(counts.values()) for name, counts in (data_state or {}).get('skipped', {}).items()}
     if not skipped: return {}
@@ -224,17 +190,14 @@ def skipped_fields(
 
 # %% ../../nbs/75_loop.ipynb #f600174d
 class TrainingLoop:
-    "What `fit` does in a step, in parts: train on a batch and log it, validate, save, obey commands"
-    def __init__(self,
-        run:TrainingRun,
-        engine, # from `make_engine`
-    ):
+    "What `fit` does beside making steps, in parts: log one, validate, save, obey commands"
+    def __init__(self, run:TrainingRun, engine):
         self.run = run
         self.engine = engine
         self.train = run.train
         self.log = run.callbacks.log
         on_bad_batch = run.callbacks.on_bad_batch
-        self.stepper = FaultTolerantStep(engine, self.train, self.log, run.rollback, on_bad_batch)
+        self.stepper = FaultTolerantStep(engine, self.train, self.log, run.recovery, on_bad_batch)
         # A part of a matrix has another scale than the whole.
         self.ternary_stats = TernaryStats(engine.model) if engine.ranks.has_whole_weights else _no_fields
         self.meter = Meter(run.config.model, self.train, engine.device, engine.ranks.n)
@@ -252,33 +215,18 @@ class TrainingLoop:
             raise
         return micro_batches, notices
 
-    def train_step(self, step, batches):
-        "Train on the next batch, and log what came of it"
-        start_time = time.perf_counter()
-        micro_batches, data_notices = self.next_batch(step, batches)
-        data_wait_seconds = time.perf_counter() - start_time
-        lrs = set_learning_rates(self.engine.optimizer, self.train, step, self.run.val_losses)
-        if self.run.weight_average: self.engine.on_update = self.run.weight_average.update_hook(step)
-        metrics = self.stepper.step(step, micro_batches)
-        # A step that was skipped has none.
-        if metrics: self.log_step(step, metrics | lrs, time.perf_counter() - start_time, data_wait_seconds)
-        for notice in data_notices: self.log(step=step, notice=notice)
-
     def log_step(self, step, metrics, seconds, data_wait_seconds):
         "Log a step's metrics, and what the health monitor notices in them"
         measured = self.meter(step, seconds) | skipped_fields(self.data_state)
         self.log(step=step, **metrics, seconds=seconds, data_wait_seconds=data_wait_seconds, **measured)
-        level = self.meter.memory_level()
-        clocks = time.time(), time.perf_counter()
-        notices = self.health_monitor(
-            metrics['loss'], seconds, data_wait_seconds, level, measured['memory_bytes'], clocks
-        )
+        levels = self.meter.memory_level(), measured['memory_bytes']
+        notices = self.health_monitor(metrics['loss'], seconds, data_wait_seconds, *levels)
         for kind, notice in notices: self.log(step=step, notice_kind=kind, notice=notice)
 
     def validate(self, step):
-        # Where memory has run out before, validation takes fewer rows at a time, too.
-        batch_size = max(1, self.train.batch_size//self.stepper.microbatch_splits)
         run = self.run
+        # Where memory has run out before, validation takes fewer rows at a time, too.
+        batch_size = max(1, self.train.batch_size//run.recovery.microbatch_splits)
         with collect_routes() as routes:
             metrics = validate(self.engine, run.val_sources, batch_size, self.train.val_rows, run.token_bytes)
         if routes: metrics['router_share'] = route_share(routes, run.config.model)
@@ -295,7 +243,7 @@ class TrainingLoop:
     def obey_commands(self, step)->bool: # whether to stop
         "Save where it is due or requested, and wait for as long as the run is paused"
         # Once the last bad batch is passed we save, so that no resume has to skip it again.
-        last_skipped = max(self.stepper.skip_steps, default=0)
+        last_skipped = max(self.run.recovery.skip_steps, default=0)
         due = step % self.train.save_every == 0 or step in (self.train.steps, last_skipped)
         while True:
             commands = self.run.callbacks.poll_commands(step)
@@ -309,13 +257,22 @@ def fit(
     batches,  # iterable, from `make_loader`: of each further step micro-batches, notices, the mixture's state
 )->int: # the last step done
     "The training loop: steps engine.global_step + 1 … train.steps"
+    train, log = run.train, run.callbacks.log
     loop = TrainingLoop(run, engine)
     batches = iter(batches)
     step = engine.global_step
     if step == 0: loop.validate(step)
-    for step in run.callbacks.progress(range(step + 1, run.train.steps + 1)):
-        loop.train_step(step, batches)
-        if step % run.train.val_every == 0 or step == run.train.steps: loop.validate(step)
+    for step in run.callbacks.progress(range(step + 1, train.steps + 1)):
+        start_time = time.perf_counter()
+        micro_batches, data_notices = loop.next_batch(step, batches)
+        data_wait_seconds = time.perf_counter() - start_time
+        lrs = set_learning_rates(engine.optimizer, train, step, run.val_losses)
+        if run.weight_average: engine.on_update = run.weight_average.update_hook(step)
+        metrics = loop.stepper.step(step, micro_batches)
+        # A step that was skipped has none.
+        if metrics: loop.log_step(step, metrics | lrs, time.perf_counter() - start_time, data_wait_seconds)
+        for notice in data_notices: log(step=step, notice=notice)
+        if step % train.val_every == 0 or step == train.steps: loop.validate(step)
         if loop.obey_commands(step): break
     return step
 
@@ -324,11 +281,7 @@ def fit(
 MAX_AVERAGED_STEPS = 200
 
 
-def make_weight_average(
-    train,        # `TrainConfig`: its `averaging_start`, `steps`
-    checkpoint:Checkpoint|None=None, # to resume from
-    state_dict:dict={}, # of the average, as `load_checkpoint` returns it
-)->WeightAverage|None: # None where none is asked for
+def make_weight_average(train, checkpoint:Checkpoint|None=None, state_dict:dict={})->WeightAverage|None:
     "The weight average of a run, as its checkpoint has it; begun anew where a longer run begins it later"
     if train.averaging_start == 1: return None
     first_step = round(train.averaging_start*train.steps) + 1

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['FILE_BYTES', 'Share', 'rank_share', 'Piece', 'pieces_of', 'checkpoint_pieces', 'file_numbers', 'write_shares',
-           'load_shares', 'convert_checkpoint']
+           'read_shares', 'load_shares', 'convert_checkpoint']
 
 # %% ../../nbs/74_checkpoint_sharded.ipynb #a12504a4
-import contextlib, re, shutil, warnings
+import re, shutil, warnings
 from pathlib import Path
 from typing import NamedTuple
 import torch
@@ -21,13 +21,13 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from ..config import Config, read_config
 from ..core import UserError, make_folder
+from ..engine.accumulate import OneProcess
 from ..engine.layer_major import make_model
 from ..layers.tensor_parallel import MIXER_CUTS, SHARDED, Cut, _is_dtensor, _model_cuts
-from .checkpoint import EXTRA_PREFIX, MODEL_FILE, RNG_PREFIX, SHARDED_FORMAT, STATE_FILE
-from .checkpoint import _check_rng_states, _read_tensors, begin_checkpoint, checksum
-from .checkpoint import explain_failed_save, finish_checkpoint, get_rng_states
-from .checkpoint import latest_checkpoint, model_tensors, optimizer_tensors
-from .checkpoint import set_rng_states, whole_already, write_checkpoint
+from .checkpoint import EXTRA_PREFIX, MODEL_FILE, RNG_PREFIX, STATE_FILE, _read_tensors
+from .checkpoint import begin_checkpoint, checksum, explain_failed_save, finish_checkpoint
+from .checkpoint import get_rng_states, latest_checkpoint, model_tensors, optimizer_tensors
+from .checkpoint import set_rng_states, write_checkpoint
 
 # %% ../../nbs/74_checkpoint_sharded.ipynb #9848f098
 class Share(NamedTuple):
@@ -40,10 +40,7 @@ class Share(NamedTuple):
     n:int
 
 
-def rank_share(
-    config:Config,
-    ranks, # the engine's, from `share_model`
-)->Share:
+def rank_share(config:Config, ranks)->Share:
     "This rank's part of the model, as it lies in the parameters now"
     meta = make_model(config.model, config.train, 'meta')
     matrices = getattr(ranks, 'matrices', None)
@@ -80,12 +77,7 @@ def _stretches(cut, shape, share):
     return found
 
 
-def pieces_of(
-    key:str,  # to save it under
-    t:Tensor, # this rank's part of a parameter, or of a state as large
-    name:str, # of the parameter
-    share:Share,
-)->dict: # key, with the number of the stretch where there are several: `Piece`
+def pieces_of(key:str, t:Tensor, name:str, share:Share)->dict:
     "What a rank has of a parameter, as rectangles of the whole"
     if _is_dtensor(t): t = t.to_local()
     cut, shape = share.cuts[name], share.shapes[name]
@@ -161,11 +153,7 @@ class _LoadPlanner(DefaultLoadPlanner):
 FILE_BYTES = 2**28  # of a rank's part of the tensors in a file
 
 
-def file_numbers(
-    pieces:dict, # key: `Piece`, of the rank that has a key for every tensor
-    n:int,       # ranks that share them
-    limit:int|None=None, # bytes of a rank's part in a file; None: `FILE_BYTES`
-)->dict: # key: number of a file, from 1
+def file_numbers(pieces:dict, n:int, limit:int|None=None)->dict: # key: number of a file, from 1
     "Which tensors each rank writes into one file"
     numbers, number, held = {}, 1, 0
     for key, piece in pieces.items():
@@ -176,26 +164,21 @@ def file_numbers(
     return numbers
 
 # %% ../../nbs/74_checkpoint_sharded.ipynb #be6999b4
-@contextlib.contextmanager
-def _one_process_is_fine(processes):
-    "Within it, DCP doesn't warn that there is no process group"
+def _call_dcp(f, pieces, processes, **how):
+    "Save or load pieces; DCP isn't to warn that there is only one process"
+    group = dict(process_group=getattr(processes, 'group', None), no_dist=processes.n == 1)
     with warnings.catch_warnings():
         if processes.n == 1: warnings.filterwarnings('ignore', 'torch.distributed is disabled')
-        yield
+        f(pieces, **group, **how)
 
 
 def _write_own_files(folder, pieces, share, processes):
     "Take part in writing: ({name: [bytes, CRC-32]} of this rank's files, an error or None)"
     numbers = file_numbers(pieces, share.n*share.tp) if processes.is_main else {'': 1}
+    writer = HuggingFaceStorageWriter(str(folder), numbers, save_distributed=True)
+    planner = _SavePlanner(flatten_state_dict=False)
     try:
-        with _one_process_is_fine(processes):
-            dcp.save(
-                pieces,
-                storage_writer=HuggingFaceStorageWriter(str(folder), numbers, save_distributed=True),
-                planner=_SavePlanner(flatten_state_dict=False),
-                process_group=getattr(processes, 'group', None),
-                no_dist=processes.n == 1,
-            )
+        _call_dcp(dcp.save, pieces, processes, storage_writer=writer, planner=planner)
         mine = Path(folder).glob(f'shard-{processes.rank + 1:05d}-*')
         return {path.name: checksum(path) for path in mine}, None
     except CheckpointException as e:
@@ -205,16 +188,8 @@ def _write_own_files(folder, pieces, share, processes):
     except Exception as e: return {}, f'{type(e).__name__}: {e}'
 
 # %% ../../nbs/74_checkpoint_sharded.ipynb #0b4def12
-def write_shares(
-    run:str|Path,  # the run's folder, which all ranks see; made if missing
-    step:int,      # optimizer steps done
-    pieces:dict,   # key: `Piece`, from `checkpoint_pieces`
-    metadata:dict, # as `write_checkpoint` takes it
-    share:Share,
-    processes,     # from `run_ranks`
-)->Path: # the checkpoint
+def write_shares(run:str|Path, step:int, pieces:dict, metadata:dict, share:Share, processes)->Path:
     "Let each rank write its own part of a checkpoint; all must call it, and get the same `UserError`"
-    if done := processes.on_main(whole_already, run, step): return done
     def begin():
         with explain_failed_save(run, step): return begin_checkpoint(run, step)
     new = processes.on_main(begin)
@@ -224,11 +199,36 @@ def write_shares(
             for _, error in written:
                 if error: raise OSError(error)
             files = {name: size_and_crc for files, _ in written for name, size_and_crc in files.items()}
-            return finish_checkpoint(run, step, files, metadata, SHARDED_FORMAT)
+            return finish_checkpoint(run, step, files, metadata)
     return processes.on_main(finish)
 
 # %% ../../nbs/74_checkpoint_sharded.ipynb #c41cfcc1
 def _base(key): return re.sub(r'\[\d+\]$', '', key)
+
+
+def _load_pieces(targets, reader, processes):
+    planner = _LoadPlanner(flatten_state_dict=False)
+    _call_dcp(dcp.load, targets, processes, storage_reader=reader, planner=planner)
+
+
+def read_shares(folder, kind):
+    "Name: tensor, of all that ranks have written of the 'model' or the 'state', put together in this process"
+    reader = HuggingFaceStorageReader(str(folder))
+    saved = reader.read_metadata().state_dict_metadata
+    targets = {
+        key: _whole_piece(torch.zeros(found.size, dtype=found.properties.dtype))
+        for key, found in saved.items()
+        if key.startswith(f'{kind}/')
+    }
+    _load_pieces(targets, reader, OneProcess())
+    stretches = {}
+    for key, piece in targets.items():
+        name, number = re.fullmatch(rf'{kind}/(.*?)(?:\[(\d+)\])?', key).groups()
+        stretches.setdefault(name, {})[int(number or 0)] = piece.tensor
+    return {
+        name: torch.cat([t for _, t in sorted(parts.items())]) if len(parts) > 1 else parts[0]
+        for name, parts in stretches.items()
+    }
 
 
 @torch.no_grad()
@@ -259,20 +259,11 @@ def load_shares(
             state = torch.zeros(found.size, dtype=dtype, device=device)
             targets[base] = _whole_piece(state)
         if name in params: optimizer.state[params[name]][state_key] = state
-    with _one_process_is_fine(processes):
-        dcp.load(
-            targets,
-            storage_reader=reader,
-            planner=_LoadPlanner(flatten_state_dict=False),
-            process_group=getattr(processes, 'group', None),
-            no_dist=processes.n == 1,
-        )
+    _load_pieces(targets, reader, processes)
     def beside(prefix):
         begin = f'state/{prefix}/'
         return {key.removeprefix(begin): p.tensor for key, p in targets.items() if key.startswith(begin)}
-    random_states = beside(RNG_PREFIX)
-    _check_rng_states(random_states)
-    set_rng_states(random_states)
+    set_rng_states(beside(RNG_PREFIX))
     return beside(EXTRA_PREFIX)
 
 # %% ../../nbs/74_checkpoint_sharded.ipynb #40f9f1b6
@@ -300,13 +291,4 @@ def convert_checkpoint(
             name = key if stem == 'model' else key.rpartition('/')[0]
             if tuple(t.shape) == share.shapes.get(name): pieces |= pieces_of(f'{stem}/{key}', t, name, share)
             else: pieces[f'{stem}/{key}'] = _whole_piece(t)
-    return write_shares(out, step, pieces, metadata, share, _OneWriter())
-
-
-class _OneWriter:
-    "What `write_shares` needs of the processes, where this is the only one"
-    rank, n, is_main = 0, 1, True
-
-    def on_main(self, f, *args): return f(*args)
-
-    def gather(self, value): return [value]
+    return write_shares(out, step, pieces, metadata, share, OneProcess())
