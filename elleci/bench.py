@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 import torch
 import torch.distributed as dist
 from .core import UserError, atomic_write, available_memory, fmt_bytes, is_out_of_memory, make_folder
@@ -59,11 +60,8 @@ class Switch:
     taught_in:str = ''   # a notebook, without its ending
 
 # %% ../nbs/80_bench.ipynb #7bdf340f
-def apply_switch(
-    switch:Switch,
-    config:Config, # the baseline
-)->Config:
-    "The configuration of a row; `UserError` where its settings exclude each other"
+def apply_switch(switch:Switch, config:Config)->Config:
+    "The configuration of a row, made of the baseline; `UserError` where its settings exclude each other"
     sections = dict(model={}, train={})
     for name, value in switch.changes.items():
         section, _, setting = name.partition('.')
@@ -168,23 +166,15 @@ class PlainLoss(Hook):
     "Logits and cross-entropy instead of the fused loss"
     def patch(self, stack):
         from elleci.engine import accumulate
-        stack.enter_context(_replaced(accumulate, 'token_loss', _plain_token_loss))
+        stack.enter_context(mock.patch.object(accumulate, 'token_loss', _plain_token_loss))
 
 
 class PlainKernels(Hook):
     "PyTorch's operators instead of our Triton kernels"
     def patch(self, stack):
         from elleci.kernels import triton_compat
-        stack.enter_context(_replaced(triton_compat, 'triton', None))
+        stack.enter_context(mock.patch.object(triton_compat, 'triton', None))
 
-
-@contextlib.contextmanager
-def _replaced(owner, name, value):
-    "Within it an attribute has another value"
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try: yield
-    finally: setattr(owner, name, before)
 
 
 class MachineHook(Hook):
@@ -447,10 +437,7 @@ def _refuse_unless_it_can_run(predicted, device):
         raise UserError(f'{fmt_bytes(predicted)} are needed, and {fmt_bytes(free)} of RAM are free.')
 
 # %% ../nbs/80_bench.ipynb #f0010966
-def prepare_text(
-    config:Config,     # the baseline
-    folder:str|Path,   # of a bench
-):
+def prepare_text(config:Config, folder:str|Path):
     "The tokenizer of a bench, and its tokens, made once for all rows"
     path, train, size = Path(folder)/'tokenizer.json', config.train, config.model.vocab_size
     if not path.exists():
@@ -553,10 +540,7 @@ class Bench:
         )
 
 
-def open_folder(
-    bench:Bench,
-    folder:str|Path,
-)->Path:
+def open_folder(bench:Bench, folder:str|Path)->Path:
     "The folder of a bench, made or resumed; `UserError` where it was begun with something else"
     folder, identity = Path(folder), bench.identity()
     path = folder/'bench.json'
@@ -567,24 +551,19 @@ def open_folder(
         atomic_write(path, json.dumps(identity, indent=1) + '\n')
         return folder
     before = read_json(path, dict[str, Any], 'give a new folder as --out, or remove this one')
-    for name, value in identity.items():
-        if before.get(name) != value:
-            was = '' if name == 'config' else f' ({before.get(name)}, and now {value})'
-            raise UserError(
-                f'{folder} was begun with another {name}{was}: give a new folder as --out, or remove '
-                'this one to measure everything again.'
-            )
+    if changed := [name for name in identity if before.get(name) != identity[name]]:
+        raise UserError(
+            f'{folder} was begun with another {changed[0]}: give a new folder as --out, or remove this one '
+            'to measure everything again.'
+        )
     return folder
 
 # %% ../nbs/80_bench.ipynb #e81209a3
 BASELINE = Switch('baseline', 'baseline')
 
 
-def schedule(
-    switches:list, # of `Switch`
-    repeats:int,
-):  # yields (`Switch`, the number of the repeat)
-    "Rounds in turn; the first goes forward, since what others are compared with must come before them"
+def schedule(switches:list, repeats:int):
+    "Rounds in turn, (switch, round); the first goes forward, as what others are compared with comes first"
     for repeat in range(repeats):
         for switch in (switches if repeat % 2 == 0 else reversed(switches)): yield switch, repeat
 
@@ -592,10 +571,7 @@ def schedule(
 def _path(folder, name, repeat): return Path(folder)/'measurements'/f'{name}-{repeat}.json'
 
 
-def read_measurements(
-    folder:str|Path,
-    name:str, # of a row
-)->list: # of dicts, see `measure`
+def read_measurements(folder:str|Path, name:str)->list[dict]:
     "The measurements of a row that are finished"
     found = []
     while (path := _path(folder, name, len(found))).exists():
@@ -622,9 +598,7 @@ def _request(bench, folder, switch, repeat, references):
     )
 
 
-def describe_measurement(
-    found:dict, # from `measure`, or why there is none
-)->str:
+def describe_measurement(found:dict)->str:
     "A measurement on one line"
     for name in ('refused', 'out_of_memory', 'failed'):
         if name in found: return f'{name.replace("_", " ")}: {found[name]}'

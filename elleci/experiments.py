@@ -52,11 +52,8 @@ def _lack(need, config, device):
     return ''
 
 # %% ../nbs/80_experiments.ipynb #38c08f4f
-def why_not(
-    bench:Bench,
-    switch:Switch,
-)->str: # '' where it can be measured
-    "Why a row has no number on this machine, or with this baseline"
+def why_not(bench:Bench, switch:Switch)->str:
+    "Why a row has no number on this machine, or with this baseline; '' where it can have one"
     try: config = apply_switch(switch, bench.config)
     except UserError as e: return str(e)
     for need in switch.needs:
@@ -306,11 +303,8 @@ def speed_up(
     return Spread.of([m[rate] for m in rows]).over(Spread.of([m[rate] for m in reference]))
 
 
-def exactness(
-    row:dict,       # a measurement
-    reference:dict, # that of the row that it is compared with
-)->str:
-    "How far a row is from the one that it is compared with, in the strongest words that hold"
+def exactness(row:dict, reference:dict)->str:
+    "How far one measurement is from another, in the strongest words that hold"
     if row['losses'] == reference['losses'] and row['weights'] == reference['weights']: return 'bit-equal'
     if row['weight_difference'] is None: return 'another model'
     return f"weights ≤ {row['weight_difference']:.0e}"
@@ -355,12 +349,8 @@ def _summarize_row(bench, folder, switch):
     return row | dict(repeats=len(found)) | _figures(found, reference)
 
 # %% ../nbs/80_experiments.ipynb #46ac3942
-def summarize(
-    bench:Bench,
-    folder:str|Path,
-    switches:list, # of `Switch`, as `select` gives them
-)->dict: # what `data/results` keeps
-    "All rows, with hardware, commit and date"
+def summarize(bench:Bench, folder:str|Path, switches:list)->dict:
+    "All rows, with hardware, commit and date, as `data/results` keeps them"
     identity, known = bench.identity(), provenance()
     config = json.loads(identity.pop('config'))
     cores = '1 CPU core' if identity['cores'] == 1 else f"{identity['cores']} CPU cores"
@@ -413,10 +403,8 @@ def _row_cells(row):
 _HEADINGS = 'row|tokens/s|× baseline|× by CPU seconds|peak, predicted / measured|loss|start-up|weights'
 
 
-def results_table(
-    results:dict, # from `summarize`
-)->str: # Markdown
-    "The table as it is printed, readable as text and as Markdown"
+def results_table(results:dict)->str:
+    "What `summarize` gives as it is printed, readable as text and as Markdown"
     cells = [_HEADINGS.split('|'), *(_row_cells(row) for row in results['rows'])]
     # A reason may be longer than a column.
     with_figures = [row for row in cells if any(row[2:])]
@@ -426,9 +414,7 @@ def results_table(
     return '\n'.join(lines)
 
 
-def results_caption(
-    results:dict, # from `summarize`
-)->str: # a line or two
+def results_caption(results:dict)->str:
     "What was measured, where and when; and what the baseline's not fitting means"
     train = results['baseline']['train']
     threads = '1 thread' if results['threads'] == 1 else f"{results['threads']} threads"
@@ -463,9 +449,7 @@ def _points(results, fits):
     }
 
 
-def draw_speed_memory(
-    results:dict, # from `summarize`
-):
+def draw_speed_memory(results:dict):
     "Speed against memory, with the Pareto front"
     limit = results['vram'] and results['vram']/2**20
     ax = figure('peak of the step (MiB)', 'tokens/s', 'Speed against memory', size=(8, 4.5))
@@ -494,9 +478,7 @@ def _waterfall_rows(results):
     return [row for row in rows if not row['reason']]
 
 
-def draw_waterfall(
-    results:dict, # from `summarize`
-):
+def draw_waterfall(results:dict):
     "Tokens/s from the baseline to all-on; above each bar the peak"
     rows = _waterfall_rows(results)
     ax = figure('', 'tokens/s', 'From the baseline to everything at once', size=(8, 4))

@@ -120,10 +120,8 @@ def _their_part(name, p, vocab_size):
 
 
 @torch.no_grad()
-def from_mamba2(
-    folder:str|Path, # as `Mamba2ForCausalLM.save_pretrained` writes it
-)->tuple: # `ModelConfig`; `Elleci` on the CPU, in fp32
-    "An Elleci model with a Mamba-2 checkpoint's weights; `UserError` for what it cannot represent"
+def from_mamba2(folder:str|Path)->tuple:
+    "`ModelConfig` and model, in fp32, of a Mamba-2 checkpoint; `UserError` for what Elleci cannot represent"
     folder = Path(folder)
     settings = _read_settings(folder)
     config = _model_config(settings, folder/'config.json')

@@ -255,10 +255,8 @@ def _accuracy_lines(task, found):
     ])
 
 # %% ../../nbs/77_evaluate.ipynb #9e545c78
-def evaluation_table(
-    found:dict, # from `evaluate`
-)->str:
-    "The figures as text, and what they mean"
+def evaluation_table(found:dict)->str:
+    "What `evaluate` found as text, and what it means"
     m = found['model']
     step = '' if m['step'] is None else f", step {m['step']:,}"
     kind = ', packed' if m['packed'] else ''

@@ -27,7 +27,7 @@ from ..data.tokenizer import tokenizer_from_content
 from ..generation import suppressed_ids
 from ..training.checkpoint import MODEL_FILE, checkpoints, checksum
 from ..training.load import is_valid_packed, load_run
-from .model_card import write_model_card
+from .model_card import model_card
 
 # %% ../../nbs/77_export.ipynb #e965884a
 PREFIX = 'model.'
@@ -62,11 +62,8 @@ def _write_weights(folder, tensors, limit):
 CHECKSUM_FILE = 'checksums.json'
 
 
-def write_checksums(
-    folder:Path,
-    files, # names, in that folder
-):
-    "Write down size and CRC-32 of each file"
+def write_checksums(folder:Path, files):
+    "Write down size and CRC-32 of some files of a folder, by their names"
     atomic_write(folder/CHECKSUM_FILE, json.dumps({name: checksum(folder/name) for name in files}, indent=1))
 
 # %% ../../nbs/77_export.ipynb #48908ca3
@@ -77,9 +74,7 @@ AUTO_MAP = {
 }
 
 
-def write_loader_file(
-    folder:Path,
-):
+def write_loader_file(folder:Path):
     "The Python file that `auto_map` names: it imports classes of `elleci`, and does nothing else"
     classes = 'ElleciCharTokenizer, ElleciForCausalLM, ElleciHFConfig'
     text = f'# Loads the installed `elleci`.\nfrom elleci.inference.hugging_face import {classes}\n'
@@ -165,9 +160,7 @@ def _write_tokenizer(folder, tok, max_length):
     atomic_write(folder/'generation_config.json', json.dumps(_generation_config(tok)))
 
 # %% ../../nbs/77_export.ipynb #f5ee44e5
-def check_new_folder(
-    folder:Path,
-):
+def check_new_folder(folder:Path):
     "`UserError` unless a model may be written there: to a new or empty folder, outside of runs and models"
     if folder.exists() and not folder.is_dir(): raise UserError(f'{folder} is no folder: give a new one.')
     if folder.is_dir() and any(folder.iterdir()):
@@ -178,10 +171,8 @@ def check_new_folder(
             raise UserError(f'{folder} lies in the folder of a run, {parent}: give another place.')
 
 
-def check_finite(
-    tensors:dict, # name: tensor
-):
-    "`UserError` that names the first tensor with a NaN or an infinity in it"
+def check_finite(tensors:dict):
+    "`UserError` that names the first of named tensors with a NaN or an infinity in it"
     for name, t in tensors.items():
         if t.is_floating_point() and not bool(t.isfinite().all()):
             raise UserError(f'{name} holds weights that are not finite: go back to a checkpoint from before.')
@@ -218,7 +209,7 @@ def save_pretrained(
         write_loader_file(new)
         if tok is not None: _write_tokenizer(new, tok, max_length)
         write_checksums(new, sorted(p.name for p in new.iterdir()))
-        if run is not None: write_model_card(run, new, USAGE)
+        if run is not None: atomic_write(new/'README.md', model_card(run, USAGE))
 
 # %% ../../nbs/77_export.ipynb #3a579137
 _RESTORE = 'restore it from a copy, or export the model again'
@@ -241,10 +232,8 @@ def _read_config(folder):
     except ValueError as e: raise UserError(f'{path}: {str(e)[:500]}') from None
 
 # %% ../../nbs/77_export.ipynb #b41b65a3
-def weight_files(
-    folder:Path, # of a model
-)->list: # names of files in that folder
-    "The files that hold the weights; `UserError` where there are none"
+def weight_files(folder:Path)->list[str]:
+    "Names of the files that hold the weights of a model; `UserError` where there are none"
     files = sorted(p.name for p in folder.glob('model*.safetensors'))
     if files: return files
     raise UserError(
@@ -253,10 +242,8 @@ def weight_files(
     )
 
 
-def read_weights(
-    folder:Path, # of a model
-)->dict: # name: tensor, mapped: a page is read when it's needed
-    "All tensors of a folder; `UserError` for a damaged file"
+def read_weights(folder:Path)->dict:
+    "All tensors of a folder by name, mapped: read when they are needed; `UserError` for a damaged file"
     st = require('safetensors', 'read a model')
     tensors = {}
     for name in weight_files(folder):
@@ -301,10 +288,8 @@ def _check_checksums(folder):
             )
 
 # %% ../../nbs/77_export.ipynb #d3906b54
-def verify_export(
-    folder:str|Path,
-)->tuple: # the model, on the meta device; name: tensor, mapped
-    "Check all of an exported model but what is in its tokenizer; `UserError` for whatever is wrong"
+def verify_export(folder:str|Path)->tuple:
+    "Check all but the tokenizer; returns the model on the meta device, and its tensors, mapped"
     folder = Path(folder)
     cfg, packed = _read_config(folder)
     _check_checksums(folder)

@@ -35,10 +35,8 @@ OUTER_GGUF_NAMES = {
 
 # %% ../../nbs/77_gguf.ipynb #bfa22f95
 @torch.no_grad()
-def gguf_tensors(
-    model:Elleci, # a pure Mamba-2 model
-)->dict: # their name: tensor, fp32, on the CPU
-    "The tensors of a GGUF file of architecture mamba2; `UserError` for a model that isn't one, or not finite"
+def gguf_tensors(model:Elleci)->dict:
+    "Tensors of architecture mamba2 in fp32, by name; `UserError` for a model that isn't one, or not finite"
     tensors, params = {}, dict(model.named_parameters())
     for name, theirs in mamba2_names(model, GGUF_NAMES, OUTER_GGUF_NAMES, 'blk.').items():
         tensor = params[name].detach().float().cpu()

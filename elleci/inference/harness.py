@@ -27,10 +27,8 @@ def _cut_left(row, context):
 MAX_NEW_TOKENS = 256   # where a task does not say
 
 
-def generation_settings(
-    arguments:dict, # of a `generate_until` request, in the words of the harness
-)->dict: # arguments of `generate`
-    "How a text is continued; what we have no setting for is left out"
+def generation_settings(arguments:dict)->dict:
+    "Arguments of `generate` from those of a request; what we have no setting for is left out"
     stop = arguments.get('until') or ()
     max_tokens = arguments.get('max_gen_toks', arguments.get('max_new_tokens', MAX_NEW_TOKENS))
     stop = (stop,) if isinstance(stop, str) else tuple(stop)
@@ -126,10 +124,8 @@ def _cloze_dataset(language, **metadata):
     return {'test': datasets.Dataset.from_list(records)}
 
 # %% ../../nbs/77_harness.ipynb #9619096d
-def cloze_task(
-    language:str, # one of `LANGUAGES`
-)->dict: # for `simple_evaluate(…, tasks=[cloze_task('italian')])`
-    "Our cloze set as a task of the harness; its figures are `acc` and `acc_bytes`"
+def cloze_task(language:str)->dict:
+    "Our cloze set for `simple_evaluate(…, tasks=[cloze_task('italian')])`, with `acc` and `acc_bytes`"
     cloze_items(language)
     figures = [dict(metric=name, aggregation='mean', higher_is_better=True) for name in ('acc', 'acc_bytes')]
     return dict(

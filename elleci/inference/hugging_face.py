@@ -32,7 +32,7 @@ def _document_indices(attention_mask=None, seq_idx=None, position_ids=None):
     if seq_idx is None and position_ids is not None: seq_idx = (position_ids == 0).cumsum(1)
     if attention_mask is None or bool(attention_mask.all()): return seq_idx
     if seq_idx is None: seq_idx = torch.zeros_like(attention_mask, dtype=torch.int64)
-    return seq_idx.long().expand_as(attention_mask).masked_fill(attention_mask == 0, -1)
+    return seq_idx.long().masked_fill(attention_mask == 0, -1)
 
 # %% ../../nbs/77_hugging_face.ipynb #730b6fae
 def _shifted_labels(labels, seq_idx=None, attention_mask=None):
@@ -146,6 +146,7 @@ class _CausalLM(_Installed):
             if value is not None and value is not False:
                 raise UserError(f'{name} was given, and this model has none: leave it out.')
         if cache is None: cache = past_key_values
+        if position_ids is not None: position_ids = position_ids.expand_as(input_ids)
         if cache is None and use_cache and labels is None:
             _check_decodable(self.model)
             new = self.model.new_cache(len(input_ids), padding=_left_padding(attention_mask))

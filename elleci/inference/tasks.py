@@ -59,17 +59,13 @@ def needle_row(
     return Row(ids, np.arange(len(ids) - VALUE_TOKENS, len(ids)))
 
 # %% ../../nbs/77_copy_and_recall.ipynb #f1fa8ae3
-def recall_chance(
-    pairs:int,
-)->float: # from 0 to 1
+def recall_chance(pairs:int)->float:
     "The accuracy of guessing among the values that have been shown and not been asked for yet"
     return sum(1/left for left in range(1, pairs + 1))/pairs
 
 # %% ../../nbs/77_copy_and_recall.ipynb #cc4d6111
-def text_tokens(
-    tok, # tokenizers.Tokenizer or `CharTokenizer`
-)->np.ndarray: # ids, in ascending order
-    "The tokens that text consists of"
+def text_tokens(tok)->np.ndarray:
+    "The ids of a tokenizer that text consists of, in ascending order"
     no_text = (*SPECIAL_TOKENS, *HEX_DIGITS)
     def is_text(name): return name not in no_text and not name.startswith('<|unused_')
     return np.array(sorted(i for name, i in tok.get_vocab().items() if is_text(name)))
@@ -121,9 +117,7 @@ class ClozeItem:
     candidates:list[str]
 
 # %% ../../nbs/77_copy_and_recall.ipynb #7c0bc98e
-def cloze_items(
-    language:str, # one of `LANGUAGES`
-)->list[ClozeItem]:
+def cloze_items(language:str)->list[ClozeItem]:
     "The sentences of a language, which come with the package, a line of JSON for each"
     if language not in LANGUAGES:
         raise UserError(f"There is no cloze set in {language!r}: give {' or '.join(LANGUAGES)}.")
@@ -146,9 +140,7 @@ def continuation_row(
     return Row(np.array([BOS, *ids]), np.arange(1 + same, 1 + len(ids)))
 
 # %% ../../nbs/77_copy_and_recall.ipynb #27282881
-def written_candidates(
-    item:ClozeItem,
-)->list[str]:
+def written_candidates(item:ClozeItem)->list[str]:
     "The candidates as they end the sentence"
     return [f' {word}.' for word in item.candidates]
 
