@@ -215,11 +215,9 @@ from .triton_compat import interpreted, next_power_of_2, triton
 INT8_IS_FAST = torch.backends.cpu.get_cpu_capability() == 'AVX512'
 
 
-def _int_matmul(
-    a:Tensor, # (M, K) int8
-    b:Tensor, # (K, N) int8, −1, 0, +1
-)->Tensor: # (M, N) int32, or floats that hold the same integers
+def _int_matmul(a:Tensor, b:Tensor)->Tensor:
     "a @ b, exactly"
+    # a (M, K) int8; b (K, N) int8, −1, 0, +1; gives (M, N) int32, or floats that hold the same integers
     is_fast = INT8_IS_FAST and effective_device_type(a) == 'cpu'
     # Of a single column, torch.compile makes wrong numbers.
     if is_fast and a.numel() and min(b.shape) > 1:
@@ -503,11 +501,7 @@ def _random_bits(first, rows, C, key, salt, device):
     return hash32(row[:, None] + weyl_sequence(C, device))
 
 # %% ../../nbs/41_bitnet_rounding.ipynb #2b976135
-def _stochastic_round(
-    h:Tensor,     # floats
-    scale:Tensor, # broadcasts with h; |h|/scale ≤ 127 where finite
-    bits:Tensor,  # int32, as h; overwritten
-)->Tensor: # int8, as h
+def _stochastic_round(h:Tensor, scale:Tensor, bits:Tensor)->Tensor:
     "h/scale rounded up or down in magnitude, unbiased to 2⁻²⁴ of a step"
     y = (h.abs()/scale).nan_to_num_(0).clamp_(max=127)
     q = y.floor()

@@ -23,12 +23,10 @@ from ..annotate import declare_temporaries
 # %% ../../nbs/17_conv.ipynb #cc5aeec1
 def _change_nothing(): pass
 
-def _mask_other_documents(
-    x:Tensor,     # (B, T, C) that belongs to the caller
-    doc_ids,      # (B, T) int32 numbers of documents, or None
-    distance:int, # how many tokens before
-)->tuple: # (B, T, C), `x` itself where that is possible; a function to call when it has been used
+def _mask_other_documents(x:Tensor, doc_ids, distance:int)->tuple:
     "`x` where the token `distance` before is in the same document (or in the window of the first), else 0"
+    # x (B, T, C) that belongs to the caller; doc_ids (B, T) int32 numbers of documents, or None; gives
+    # (B, T, C), `x` itself where that is possible; a function to call when it has been used
     if doc_ids is None or distance == 0: return x, _change_nothing
     if type(x) is not Tensor or effective_device_type(x) != 'cpu' or torch.compiler.is_compiling():
         same = F.pad(doc_ids, (distance, 0))[:, :doc_ids.shape[1]] == doc_ids
@@ -223,9 +221,7 @@ def conv_silu_backward_kernel(
 PREFETCH = 4   # rows that are requested at a time
 
 # %% ../../nbs/17_conv.ipynb #e4619088
-def _segment_length(
-    T:int, # tokens of a row
-)->int:
+def _segment_length(T:int)->int:
     "How many tokens a program walks: many, so that few are read twice, yet enough programs to fill a card"
     return max(PREFETCH, min(64, next_power_of_2(T)))
 
@@ -326,10 +322,9 @@ class _ConvSilu(torch.autograd.Function):
         return du, dw, db, None, dwindow, None
 
 # %% ../../nbs/17_conv.ipynb #1d7ef2b9
-def _with_adjacent_channels(
-    t:Tensor, # (…, C)
-)->Tensor: # t where it can be, else a contiguous copy
+def _with_adjacent_channels(t:Tensor)->Tensor:
     "The kernels want channels to be neighbours in memory"
+    # t (…, C)
     return t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous()
 
 # %% ../../nbs/17_conv.ipynb #af914a69

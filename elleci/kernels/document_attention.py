@@ -12,13 +12,10 @@ from torch import Tensor
 from ..core import compute_dtype
 
 # %% ../../nbs/29_document_attention.ipynb #08ca0126
-def _merge(
-    out:Tensor,      # (H, n, P) of the keys so far
-    lse:Tensor,      # (H, n, 1) their log-sum-exp
-    more:Tensor,     # (H, n, P) of further keys
-    more_lse:Tensor, # (H, n, 1)
-)->tuple[Tensor, Tensor]: # (H, n, P), (H, n, 1)
+def _merge(out:Tensor, lse:Tensor, more:Tensor, more_lse:Tensor)->tuple[Tensor, Tensor]:
     "Attention over both sets of keys"
+    # out (H, n, P) of the keys so far; lse (H, n, 1) their log-sum-exp; more (H, n, P) of further keys;
+    # more_lse (H, n, 1); gives (H, n, P), (H, n, 1)
     both = torch.logaddexp(lse, more_lse)
     return out*(lse - both).exp() + more*(more_lse - both).exp(), both
 
@@ -26,10 +23,7 @@ def _merge(
 TILE = 256    # queries or keys of a tile
 SEGMENT = 64  # tokens up to which neighbouring documents share a tile
 
-def _segments(
-    starts:list, # of each document among the B·T tokens, and B·T
-    T:int,       # tokens in a row
-): # yields lists like `starts`: of one document, or of several short ones
+def _segments(starts:list, T:int):
     "The documents, short neighbours together"
     most = min(SEGMENT, T)
     first = 0
@@ -39,10 +33,7 @@ def _segments(
         yield starts[first:last + 1]
         first = last
 
-def _segment_mask(
-    starts:list, # of the documents in a segment, and its end
-    like:Tensor, # of the dtype and on the device that are wanted
-)->Tensor|None: # (n, n) to add to the scores: 0 or −∞; None where there is one document
+def _segment_mask(starts:list, like:Tensor)->Tensor|None:
     "Causal, and within one document"
     if len(starts) == 2: return None
     doc = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
@@ -51,30 +42,18 @@ def _segment_mask(
     return like.new_zeros(hidden.shape).masked_fill_(hidden.to(like.device), -torch.inf)
 
 # %% ../../nbs/29_document_attention.ipynb #ecab768e
-def _heads_first(
-    t:Tensor,     # (B, T, H, …) contiguous
-    tokens:slice, # of all B·T
-    heads:slice=slice(None),
-)->Tensor: # (h, n, …), a view
+def _heads_first(t:Tensor, tokens:slice, heads:slice=slice(None))->Tensor:
     "Some tokens, in the order of a product"
+    # t (B, T, H, …) contiguous
     return t.flatten(0, 1)[tokens, heads].transpose(0, 1)
 
-def _tiles(
-    start:int, # first token
-    stop:int,  # after the last
-)->list: # of slices
+def _tiles(start:int, stop:int)->list:
     "Cut into tiles"
     return [slice(i, min(i + TILE, stop)) for i in range(start, stop, TILE)]
 
-def _tile_scores(
-    q:Tensor,    # (B, T, H, P)
-    k:Tensor,    # (B, T, H, P)
-    rows:slice,  # of queries
-    cols:slice,  # of keys
-    mask:Tensor|None, # of a segment with several documents, which is one tile
-    scale:float, # of the scores
-)->Tensor: # (H, rows, cols), −∞ where a query may not look
+def _tile_scores(q:Tensor, k:Tensor, rows:slice, cols:slice, mask:Tensor|None, scale:float)->Tensor:
     "Scores of one tile"
+    # q, k (B, T, H, P); gives (H, rows, cols), −∞ where a query may not look
     dtype = compute_dtype(q)
     s = (_heads_first(q, rows).to(dtype) @ _heads_first(k, cols).to(dtype).mT).mul_(scale)
     if mask is not None: return s.add_(mask)
@@ -83,14 +62,9 @@ def _tile_scores(
     return s.masked_fill_(above, -torch.inf)
 
 # %% ../../nbs/29_document_attention.ipynb #615306a9
-def _forward_tiles(
-    q:Tensor,     # (B, T, H, P)
-    k:Tensor,     # (B, T, H, P)
-    v:Tensor,     # (B, T, H, P)
-    starts:list,  # of documents, and B·T
-    scale:float,  # of the scores
-)->tuple[Tensor, Tensor]: # output (B, T, H, P); log-sum-exp (B, T, H) in compute dtype
+def _forward_tiles(q:Tensor, k:Tensor, v:Tensor, starts:list, scale:float)->tuple[Tensor, Tensor]:
     "Attention within documents, tile by tile, on any device"
+    # q, k, v (B, T, H, P); gives output (B, T, H, P); log-sum-exp (B, T, H) in compute dtype
     dtype = compute_dtype(q)
     out = torch.empty_like(q)
     lse = q.new_empty(q.shape[:3], dtype=dtype)
@@ -148,27 +122,16 @@ from .triton_compat import register_flops
 aten = torch.ops.aten
 PART = 2**14 # numbers of an output that the CPU computes at once, or one head of a row
 
-def _parts(
-    starts:list, # of documents, and B·T
-    T:int,       # tokens in a row
-    H:int,       # heads
-    P:int,       # their width
-): # yields (segment, tokens, heads)
+def _parts(starts:list, T:int, H:int, P:int):
     "Cut the work of a CPU into calls whose outputs are small"
     for segment in _segments(starts, T):
         n = segment[-1] - segment[0]
         step = max(1, max(T*P, PART)//(n*P))
         for h in range(0, H, step): yield segment, slice(segment[0], segment[-1]), slice(h, h + step)
 
-def _in_parts(
-    kernel,   # flash attention for CPUs, or its gradient
-    inputs:tuple,  # (B, T, H, …) each
-    outputs:tuple, # (B, T, H, …) each, filled
-    starts:list,   # of documents, and B·T
-    scale:float,   # of the scores
-    dtype:torch.dtype, # in which the kernel computes
-):
+def _in_parts(kernel, inputs:tuple, outputs:tuple, starts:list, scale:float, dtype:torch.dtype):
     "Call the kernel for one part after the other"
+    # inputs (B, T, H, …) each; outputs (B, T, H, …) each, filled
     def call(segment, tokens, heads):
         part = [_heads_first(t, tokens, heads)[None].to(dtype) for t in inputs]
         mask = _segment_mask(segment, part[0])
@@ -207,11 +170,7 @@ class _Launch(NamedTuple):
     cu_seqlens:Tensor # (most + 1,) int32, starts less that of the first; then empty documents
     longest:int       # tokens
 
-def _as_launch(
-    starts:list, # of some documents, and the end of the last
-    most:int,    # documents for which there is room
-    device,      # a GPU
-)->_Launch:
+def _as_launch(starts:list, most:int, device)->_Launch:
     "One call: room that is not used is filled up with empty documents, which cost nothing"
     ends = starts + [starts[-1]]*(most + 1 - len(starts))
     cu_seqlens = torch.tensor(ends, dtype=torch.int32) - starts[0]
@@ -219,10 +178,7 @@ def _as_launch(
     return _Launch(slice(starts[0], starts[-1]), cu_seqlens.to(device), longest)
 
 # %% ../../nbs/29_document_attention_kernels.ipynb #2bdb6aaf
-def _max_documents(
-    B:int, # rows
-    T:int, # tokens in a row
-)->int:
+def _max_documents(B:int, T:int)->int:
     "For how many documents a backward launch has room"
     return B + B*T//512
 
@@ -232,10 +188,9 @@ class Documents(NamedTuple):
     forward:_Launch|None=None # all of them, on a GPU
     backward:tuple=() # the same in launches of limited size
 
-def _read_documents(
-    seq_idx:Tensor, # (B, T) integers
-)->Documents:
+def _read_documents(seq_idx:Tensor)->Documents:
     "Find the starts; on a GPU the processor waits for it"
+    # seq_idx (B, T) integers
     rows = seq_idx.cpu().numpy()
     is_start = np.ones(rows.shape, dtype=bool)
     is_start[:, 1:] = rows[:, 1:] != rows[:, :-1]
@@ -287,10 +242,9 @@ def _backward_flash(dout, q, k, v, out, lse, documents, scale):
     return tuple(grads)
 
 # %% ../../nbs/29_document_attention_kernels.ipynb #e9d4d9ef
-def _pick_kernel(
-    q:Tensor, # (B, T, H, P) on any device
-)->str: # 'cpu', 'flash' or 'tiles'
+def _pick_kernel(q:Tensor)->str:
     "Which kernel takes these heads"
+    # q (B, T, H, P) on any device
     kind = effective_device_type(q)
     if kind == 'cpu': return 'cpu'
     half = q.dtype in (torch.float16, torch.bfloat16)
@@ -356,18 +310,14 @@ def _forward_flops(q, *_, **__): return 4*q[0]*q[2]*q[1]**2*q[3]          # shap
 @register_flops(torch.ops.elleci.document_attention_backward)
 def _backward_flops(dout, *_, **__): return 10*dout[0]*dout[2]*dout[1]**2*dout[3]
 
-def _part_of_row(
-    q:Tensor, # (B, T, H, P) meta
-)->tuple: # numbers of an output, queries (1, h, T, P)
+def _part_of_row(q:Tensor)->tuple:
     "The largest of `_parts`"
+    # q (B, T, H, P) meta; gives numbers of an output, queries (1, h, T, P)
     B, T, H, P = q.shape
     heads = min(H, max(1, PART//(T*P)))
     return min(H*T*P, max(T*P, PART)), _heads_first(q, slice(0, T), slice(0, heads))[None]
 
-def _in_kernel(
-    name:str, # of an operator of aten for CPUs
-    *inputs,
-)->tuple: # two lists of bytes, before and after its outputs; empty where no instrument is loaded
+def _in_kernel(name:str, *inputs)->tuple:
     "What an operator that we call declares for itself"
     declared = DECLARED_TEMPORARIES.get(('cpu', getattr(aten, name).default))
     return declared(*inputs) if declared else ([], [])
@@ -392,12 +342,9 @@ def _backward_temporaries_cpu(dout, q, *_):
     return [], [mask, *before, *n_parts*[part.itemsize*numbers], *after]
 
 # %% ../../nbs/29_document_attention_kernels.ipynb #9e39427a
-def _tile_bytes(
-    q:Tensor, # (B, T, H, P)
-    tiles:int, # of scores, alive at once
-    heads:int, # tiles of queries, keys, values, outputs or their gradients
-)->int: # bytes
+def _tile_bytes(q:Tensor, tiles:int, heads:int)->int:
     "Of the largest tiles"
+    # q (B, T, H, P)
     B, T, H, P = q.shape
     n = min(T, TILE)
     return compute_dtype(q).itemsize*H*n*(tiles*n + heads*P + 8)

@@ -18,21 +18,17 @@ from .eigenstate_reference import check_eigenstate_shapes, eigenstate_chunked, e
 from .triton_compat import cdiv, jit, next_power_of_2, pick_backend, tl
 
 # %% ../../nbs/22_eigenstate_triton.ipynb #106ab893
-def _two_part_power(
-    log_rate:Tensor, # (K,) ln r
-    log_freq:Tensor, # (K,) ln ω
-)->Tensor: # (4, K) fp32: of λ the real and imaginary part, then what rounding left of these
+def _two_part_power(log_rate:Tensor, log_freq:Tensor)->Tensor:
     "λ, formed in float64, in two fp32 numbers for each part"
+    # log_rate (K,) ln r; log_freq (K,) ln ω; gives (4, K) fp32: of λ the real and imaginary part, then what
+    # rounding left of these
     exact = torch.view_as_real(eigenstate_power(log_rate, log_freq, 1, torch.complex128)).t()
     rounded = exact.float()
     return torch.cat([rounded, (exact - rounded).float()])
 
-def _segment_power(
-    log_rate:Tensor, # (K,) ln r
-    log_freq:Tensor, # (K,) ln ω
-    S:int,           # tokens in a segment
-)->Tensor: # (2, K) float64, real and imaginary part
+def _segment_power(log_rate:Tensor, log_freq:Tensor, S:int)->Tensor:
     "λ^S"
+    # log_rate (K,) ln r; log_freq (K,) ln ω; gives (2, K) float64, real and imaginary part
     power = eigenstate_power(log_rate, log_freq, S, torch.complex128)
     return torch.view_as_real(power).t().contiguous()
 
@@ -276,12 +272,9 @@ def eigenstate_backward_kernel(
 PREFETCH = 4   # tokens whose rows are requested at a time
 
 # %% ../../nbs/22_eigenstate_triton.ipynb #5d3679ab
-def _launch_constants(
-    x:Tensor,            # (B, T, K, 2)
-    doc_ids:Tensor|None, # (B, T) int32
-    chunk_size:int,      # tokens in a segment, rounded up to a power of two
-)->dict:
+def _launch_constants(x:Tensor, doc_ids:Tensor|None, chunk_size:int)->dict:
     "What the kernels are compiled for: 64 eigenstates to a program of one warp, two for each thread"
+    # x (B, T, K, 2); doc_ids (B, T) int32
     T, K = x.shape[1:3]
     S = max(PREFETCH, next_power_of_2(min(chunk_size, T)))
     BK = min(64, next_power_of_2(K))
@@ -361,11 +354,9 @@ def _(g, h, power, segment_power, initial, doc_ids, chunk_size, dtype):
     return h.new_empty(h.shape, dtype=dtype), h.new_empty(h.shape[2:]), h.new_empty(shape)
 
 # %% ../../nbs/22_eigenstate_triton.ipynb #bba0c679
-def _ends_bytes(
-    x:Tensor, # (B, T, K, 2)
-    chunk_size:int,
-)->list: # of bytes
+def _ends_bytes(x:Tensor, chunk_size:int)->list:
     "Of the segments' ends, where there is more than one segment"
+    # x (B, T, K, 2)
     B, T, K, _ = x.shape
     n = cdiv(T, _launch_constants(x, None, chunk_size)['S']) - 1
     return [8*B*n*K] if n else []
@@ -383,20 +374,16 @@ def _backward_temporaries(g, h, power, segment_power, initial, doc_ids, chunk_si
     return [*_ends_bytes(h, chunk_size), sums], []
 
 # %% ../../nbs/22_eigenstate_triton.ipynb #f747bdbc
-def _with_neighbouring_parts(
-    t:Tensor, # (B, T, K, 2)
-)->Tensor: # t where it can be, else a contiguous copy
+def _with_neighbouring_parts(t:Tensor)->Tensor:
     "The kernels want all parts of a token to be neighbours in memory"
+    # t (B, T, K, 2)
     K = t.shape[2]
     dense = t.stride(3) == 1 and (t.stride(2) == 2 or K == 1)
     return t if dense else t.contiguous()
 
-def _rate_gradients(
-    S:Tensor, # (K, 2) Σ conj(G[t])·h[t−1]
-    log_rate:Tensor, # (K,)
-    log_freq:Tensor, # (K,)
-)->tuple[Tensor, Tensor]: # of log_rate and log_freq
+def _rate_gradients(S:Tensor, log_rate:Tensor, log_freq:Tensor)->tuple[Tensor, Tensor]:
     "The last line of the derivation, on K numbers"
+    # S (K, 2) Σ conj(G[t])·h[t−1]; log_rate, log_freq (K,)
     S = torch.view_as_complex(S.double())*eigenstate_power(log_rate, log_freq, 1, torch.complex128)
     d_rate, d_freq = -S.real*log_rate.double().exp(), -S.imag*log_freq.double().exp()
     return d_rate.to(log_rate.dtype), d_freq.to(log_freq.dtype)

@@ -44,12 +44,10 @@ def eigenstate_power(
     return torch.polar(torch.exp(-n*log_rate.double().exp()), n*log_freq.double().exp()).to(dtype)
 
 # %% ../../nbs/22_eigenstate_scan.ipynb #d44292c4
-def _doubling_scan(
-    h:Tensor, # (..., T, K) complex, overwritten
-    power,    # n -> λⁿ, (K,) complex
-    doc_ids:Tensor|None=None, # (..., T) documents; None for one
-):
+def _doubling_scan(h:Tensor, power, doc_ids:Tensor|None=None):
     "h[t] = λ·h[t−1] + h[t] over all t, within documents, by windows of 1, 2, 4, … tokens"
+    # h (..., T, K) complex, overwritten; power n -> λⁿ, (K,) complex; doc_ids (..., T) documents; None for
+    # one
     n = 1
     while n < h.shape[-2]:
         behind = h[..., :-n, :]*power(n)
@@ -58,14 +56,10 @@ def _doubling_scan(
         n *= 2
 
 # %% ../../nbs/22_eigenstate_scan.ipynb #80e7421d
-def _scan(
-    u:Tensor, # (B, T, K) complex, may be overwritten
-    power,    # n -> λⁿ
-    initial:Tensor|None, # (B, K) complex
-    doc_ids:Tensor|None, # (B, T) documents
-    Q:int,    # chunk length
-)->Tensor: # (B, T, K) complex
+def _scan(u:Tensor, power, initial:Tensor|None, doc_ids:Tensor|None, Q:int)->Tensor:
     "The states after every token"
+    # u (B, T, K) complex, may be overwritten; initial (B, K) complex; doc_ids (B, T) documents; gives
+    # (B, T, K) complex
     T = u.shape[1]
     pad = -T % Q
     h = (F.pad(u, (0, 0, 0, pad)) if pad else u).unflatten(1, (-1, Q))

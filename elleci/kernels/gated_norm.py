@@ -102,9 +102,7 @@ def gated_norm_backward_kernel(
     tl.store(partial + pid//G*(G*d) + c, dw, mask=inside)
 
 # %% ../../nbs/18_gated_norm.ipynb #8996d66c
-def _rows_per_program(
-    R:int, # rows
-)->int:
+def _rows_per_program(R:int)->int:
     "Rows of a backward program: many, for few partial sums, yet enough programs to fill a card"
     return next_power_of_2(min(16, cdiv(R, 512)))
 

@@ -46,10 +46,7 @@ def cross_entropy_(
     return loss
 
 # %% ../../nbs/45_linear_cross_entropy.ipynb #9a2460c0
-def _grad_scale(
-    compute:torch.dtype, # of the products
-    z_loss:float, # ζ
-)->float: # a power of two; 1 where the logits' gradient is not rounded to fp16
+def _grad_scale(compute:torch.dtype, z_loss:float)->float:
     "By what the logits' gradient is multiplied before it is rounded"
     if compute != torch.float16: return 1.
     largest = 1 + 2*z_loss*2**10
@@ -247,10 +244,7 @@ class _ChunkPlan(NamedTuple):
     buffers:dict # name: (shape, dtype), see `_buffers`
 
 
-def _even_chunk(
-    N:int,       # tokens
-    longest:int, # tokens of a chunk at most
-)->int: # tokens of a chunk
+def _even_chunk(N:int, longest:int)->int:
     "A length that needs as few chunks as `longest`, all of about one size, in whole tiles of 128 tokens"
     if min(longest, N) <= 128: return max(1, min(longest, N))
     n_chunks = cdiv(N, min(longest, N)//128*128)

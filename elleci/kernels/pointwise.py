@@ -179,10 +179,7 @@ def row_tile(
     return dict(BLOCK=BLOCK, num_warps=min(16, max(1, BLOCK//(32*numbers_per_thread))))
 
 
-def _rows_per_program(
-    R:int, # rows
-    D:int, # channels of a row
-)->int:
+def _rows_per_program(R:int, D:int)->int:
     "Rows of a backward program: 256 programs at 2,048 channels, more for narrower rows"
     return cdiv(R, 256*max(1, 2048//next_power_of_2(D)))
 

@@ -14,42 +14,31 @@ from ..core import UserError, compute_dtype, full_precision, linear_dtype
 from ..documents import document_ids
 
 # %% ../../nbs/29_sparse_attention.ipynb #b45c305d
-def _documents(
-    seq_idx:Tensor|None, # (B, T)
-    B:int,
-    T:int,
-    device,
-)->tuple[Tensor, Tensor]: # (B, T) document of each token; (B, ⌈T/BLOCK⌉)
+def _documents(seq_idx:Tensor|None, B:int, T:int, device)->tuple[Tensor, Tensor]:
     "Documents, and the block in which the document of each block's first token begins"
+    # seq_idx (B, T); gives (B, T) document of each token; (B, ⌈T/BLOCK⌉)
     if seq_idx is None: ids = torch.zeros(B, T, dtype=torch.long, device=device)
     else: ids = document_ids(seq_idx)
     return ids, torch.searchsorted(ids, ids[:, ::SPARSE_BLOCK].contiguous())//SPARSE_BLOCK
 
-def _in_blocks(
-    x:Tensor, # (B, T, …)
-)->Tensor: # (B, ⌊T/BLOCK⌋, BLOCK, …), a view
+def _in_blocks(x:Tensor)->Tensor:
     "Whole blocks; what is left over can be seen by its own block alone"
+    # x (B, T, …); gives (B, ⌊T/BLOCK⌋, BLOCK, …), a view
     n = x.shape[1]//SPARSE_BLOCK
     return x[:, :n*SPARSE_BLOCK].unflatten(1, (n, SPARSE_BLOCK))
 
-def _block_means(
-    k:Tensor,   # (B, T, H, P)
-    ids:Tensor, # (B, T)
-)->Tensor: # (B, ⌊T/BLOCK⌋, H, P) in compute dtype
+def _block_means(k:Tensor, ids:Tensor)->Tensor:
     "The mean key of each block, over the tokens of the last one's document"
+    # k (B, T, H, P); ids (B, T); gives (B, ⌊T/BLOCK⌋, H, P) in compute dtype
     blocks = _in_blocks(ids)
     counts = (blocks == blocks[..., -1:])[..., None, None]
     return _in_blocks(k).to(compute_dtype(k)).where(counts, 0).sum(2)/counts.sum(2)
 
 # %% ../../nbs/29_sparse_attention.ipynb #87d182aa
-def _choose(
-    q:Tensor,     # (B, T, H, P)
-    means:Tensor, # (B, n blocks, H, P) from `_block_means`
-    first:Tensor, # (B, n blocks) from `_documents`
-    i:int,        # number of the block of queries
-    density:float,
-)->Tensor: # (B, H, n_kept_blocks(density, i+1) − 1) int64: earlier blocks; −1: none
+def _choose(q:Tensor, means:Tensor, first:Tensor, i:int, density:float)->Tensor:
     "The blocks that the first query of block i ranks highest"
+    # q (B, T, H, P); means (B, n blocks, H, P) from `_block_means`; first (B, n blocks) from `_documents`;
+    # gives (B, H, n_kept_blocks(density, i+1) − 1) int64: earlier blocks; −1: none
     query = q[:, i*SPARSE_BLOCK].to(means.dtype)
     relevance = (means[:, :i].permute(0, 2, 1, 3) @ query[..., None])[..., 0]
     first = first[:, i, None]
@@ -61,12 +50,10 @@ def _choose(
     return chosen.masked_fill(torch.arange(chosen.shape[-1], device=q.device) >= quota[..., None], -1)
 
 # %% ../../nbs/29_sparse_attention.ipynb #684aeab1
-def _gathered(
-    x:Tensor,      # (B, T, …)
-    chosen:Tensor, # (B, H, n)
-    with_heads:bool=True, # x is (B, T, H, P); else (B, T), the same for all heads
-)->Tensor: # (B, H, n·BLOCK, P) or (B, H, n·BLOCK)
+def _gathered(x:Tensor, chosen:Tensor, with_heads:bool=True)->Tensor:
     "The tokens of the chosen blocks; those of the first block where none was chosen"
+    # x (B, T, …); chosen (B, H, n); with_heads x is (B, T, H, P); else (B, T), the same for all heads; gives
+    # (B, H, n·BLOCK, P) or (B, H, n·BLOCK)
     B, H, _ = chosen.shape
     row = torch.arange(B, device=x.device)[:, None, None]
     head = torch.arange(H, device=x.device)[:, None]
@@ -74,29 +61,20 @@ def _gathered(
     if with_heads: return _in_blocks(x)[row, blocks, :, head].flatten(2, 3)
     return _in_blocks(x)[row, blocks].flatten(2, 3)
 
-def _rows(
-    i:int, # number of the block of queries
-    T:int,
-)->slice:
+def _rows(i:int, T:int)->slice:
     "Its tokens"
     return slice(i*SPARSE_BLOCK, min((i + 1)*SPARSE_BLOCK, T))
 
-def _keys(
-    x:Tensor,      # (B, T, H, P) keys or values
-    chosen:Tensor, # (B, H, n)
-    rows:slice,
-)->Tensor: # (B, H, n·BLOCK + rows, P) in compute dtype
+def _keys(x:Tensor, chosen:Tensor, rows:slice)->Tensor:
     "Those of the chosen blocks, and behind them those of the diagonal one"
+    # x (B, T, H, P) keys or values; chosen (B, H, n); gives (B, H, n·BLOCK + rows, P) in compute dtype
     diagonal = x[:, rows].transpose(1, 2)
     if chosen.shape[-1]: diagonal = torch.cat([_gathered(x, chosen), diagonal], 2)
     return diagonal.to(compute_dtype(x))
 
-def _hidden(
-    ids:Tensor,    # (B, T)
-    chosen:Tensor, # (B, H, n)
-    rows:slice,
-)->Tensor: # (B, H or 1, rows, n·BLOCK + rows) bool
+def _hidden(ids:Tensor, chosen:Tensor, rows:slice)->Tensor:
     "True where a query may not look: later, in another document, in a block that is none"
+    # ids (B, T); chosen (B, H, n); gives (B, H or 1, rows, n·BLOCK + rows) bool
     own = ids[:, None, rows]
     n_rows = own.shape[-1]
     later = torch.ones(n_rows, n_rows, dtype=torch.bool, device=ids.device).triu_(1)
@@ -107,14 +85,9 @@ def _hidden(
     earlier = elsewhere | none[:, :, None]
     return torch.cat([earlier, hidden.expand(*earlier.shape[:2], -1, -1)], -1)
 
-def _scores(
-    q:Tensor,      # (B, T, H, P)
-    keys:Tensor,   # (B, H, n, P)
-    hidden:Tensor, # (B, H or 1, rows, n)
-    rows:slice,
-    scale:float,
-)->Tensor: # (B, H, rows, n) in compute dtype
+def _scores(q:Tensor, keys:Tensor, hidden:Tensor, rows:slice, scale:float)->Tensor:
     "Scaled products of one block of queries with its keys, −∞ where hidden"
+    # q (B, T, H, P); keys (B, H, n, P); hidden (B, H or 1, rows, n); gives (B, H, rows, n) in compute dtype
     query = q[:, rows].transpose(1, 2).to(keys.dtype)
     return (query @ keys.mT).mul_(scale).masked_fill_(hidden, -torch.inf)
 
@@ -146,13 +119,9 @@ def _forward(
     return out, lse, choices
 
 # %% ../../nbs/29_sparse_attention.ipynb #53adc73b
-def _collect(
-    total:Tensor,  # (B, H, blocks, BLOCK, P), added to
-    grad:Tensor,   # (B, H, n·BLOCK + rows, P), as `_keys`
-    chosen:Tensor, # (B, H, n)
-    i:int,         # number of the block of queries
-):
+def _collect(total:Tensor, grad:Tensor, chosen:Tensor, i:int):
     "Add the gradients of gathered keys or values to those of their blocks"
+    # total (B, H, blocks, BLOCK, P), added to; grad (B, H, n·BLOCK + rows, P), as `_keys`; chosen (B, H, n)
     B, H, n = chosen.shape
     diagonal = grad[:, :, n*SPARSE_BLOCK:]
     total[:, :, i, :diagonal.shape[2]] += diagonal

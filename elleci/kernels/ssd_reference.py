@@ -60,43 +60,34 @@ def block_decays(
     return L, entering, sums[..., -1, :]
 
 # %% ../../nbs/20_ssd.ipynb #5ae0121c
-def _chunks(
-    t:Tensor, # (B, T, …)
-    Q:int,    # chunk length
-): # (B, ⌈T/Q⌉, Q, …)
+def _chunks(t:Tensor, Q:int):
     "Cut dimension 1 into chunks of Q, padded with zeros"
+    # t (B, T, …); gives (B, ⌈T/Q⌉, Q, …)
     return F.pad(t, (0, 0)*(t.ndim - 2) + (0, -t.shape[1] % Q)).unflatten(1, (-1, Q))
 
 # %% ../../nbs/20_ssd.ipynb #a2ba7e3f
-def _chunk_documents(
-    seq_idx:Tensor|None, # (B, T) integers; None: one document in each row
-    x:Tensor, # (B, T, H, P) for its batch, length and device
-    Q:int,    # chunk length
-)->tuple[Tensor, Tensor]: # (B, n, Q) inside the n chunks; (B, n+1) before the first and after each
+def _chunk_documents(seq_idx:Tensor|None, x:Tensor, Q:int)->tuple[Tensor, Tensor]:
     "The documents' numbers, in chunks; the last document covers the padding"
+    # seq_idx (B, T) integers; None: one document in each row; x (B, T, H, P) for its batch, length and
+    # device; gives (B, n, Q) inside the n chunks; (B, n+1) before the first and after each
     b, T = x.shape[:2]
     doc_ids = x.new_zeros(b, T, dtype=torch.long) if seq_idx is None else document_ids(seq_idx)
     doc_ids = torch.cat([doc_ids, doc_ids[:, -1:].expand(-1, -T % Q)], 1).unflatten(1, (-1, Q))
     return doc_ids, torch.cat([doc_ids[:, :1, 0], doc_ids[..., -1]], 1)
 
 # %% ../../nbs/20_ssd.ipynb #0ff578ee
-def _inside_chunks(
-    L:Tensor,   # (B, n, G, H/G, Q, Q) decays
-    xdt:Tensor, # (B, n, Q, G, H/G, P) values times step sizes
-    B:Tensor,   # (B, n, Q, G, N)
-    C:Tensor,   # (B, n, Q, G, N)
-)->Tensor: # (B, n, Q, G, H/G, P)
+def _inside_chunks(L:Tensor, xdt:Tensor, B:Tensor, C:Tensor)->Tensor:
     "What each step gets from the steps of its own chunk"
+    # L (B, n, G, H/G, Q, Q) decays; xdt (B, n, Q, G, H/G, P) values times step sizes; B, C (B, n, Q, G, N);
+    # gives (B, n, Q, G, H/G, P)
     scores = torch.einsum('bkign,bkjgn->bkgij', C, B)
     return torch.einsum('bkgrij,bkjgrp->bkigrp', scores[:, :, :, None]*L, xdt)
 
 # %% ../../nbs/20_ssd.ipynb #df1ff826
-def _sent_states(
-    L:Tensor,   # (B, n, G, H/G, Q, Q) decays
-    xdt:Tensor, # (B, n, Q, G, H/G, P) values times step sizes
-    B:Tensor,   # (B, n, Q, G, N)
-)->Tensor: # (B, n, H, P·N)
+def _sent_states(L:Tensor, xdt:Tensor, B:Tensor)->Tensor:
     "What the steps of each chunk leave in the state at its end"
+    # L (B, n, G, H/G, Q, Q) decays; xdt (B, n, Q, G, H/G, P) values times step sizes; B (B, n, Q, G, N);
+    # gives (B, n, H, P·N)
     sent = torch.einsum('bkgrj,bkjgrp,bkjgn->bkgrpn', L[..., -1, :], xdt, B)
     return sent.flatten(4).flatten(2, 3)
 
@@ -125,12 +116,10 @@ def scan_states(
     return (h + entering[..., None]*states[:, :, None]).flatten(1, 2)[:, :n]
 
 # %% ../../nbs/20_ssd.ipynb #342b6547
-def _read_states(
-    states:Tensor,   # (B, n, H, P·N) before each chunk
-    entering:Tensor, # (B, n, Q, H) decay from the start of the chunk to each step
-    C:Tensor,        # (B, n, Q, G, N)
-)->Tensor: # (B, n, Q, G, H/G, P)
+def _read_states(states:Tensor, entering:Tensor, C:Tensor)->Tensor:
     "What each step gets from the chunks before its own"
+    # states (B, n, H, P·N) before each chunk; entering (B, n, Q, H) decay from the start of the chunk to each
+    # step; C (B, n, Q, G, N); gives (B, n, Q, G, H/G, P)
     G, N = C.shape[3:]
     states = states.unflatten(2, (G, -1)).unflatten(-1, (-1, N))
     y = torch.einsum('bkign,bkgrpn->bkigrp', C, states)

@@ -94,44 +94,32 @@ import functools
 import numpy as np
 
 # %% ../../nbs/14_triton_bf16.ipynb #cf88cb3e
-def _bf16_to_fp32(
-    bits:np.ndarray, # uint16, bf16 numbers
-)->np.ndarray: # float32
+def _bf16_to_fp32(bits:np.ndarray)->np.ndarray:
     "bf16 to fp32, exactly"
     return (np.ascontiguousarray(bits).astype(np.uint32) << 16).view(np.float32).reshape(np.shape(bits))
 
 # %% ../../nbs/14_triton_bf16.ipynb #6aa42cd1
-def _fp32_to_bf16(
-    x:np.ndarray, # float32
-)->np.ndarray: # uint16, bf16 numbers
+def _fp32_to_bf16(x:np.ndarray)->np.ndarray:
     "fp32 to bf16, to the nearest, ties to even; NaN stays NaN"
     bits = np.ascontiguousarray(x, np.float32).view(np.uint32).reshape(np.shape(x))
     odd = (bits >> 16) & 1
     return np.where(np.isnan(x), 0x7FC0, (bits + 0x7FFF + odd) >> 16).astype(np.uint16)
 
 # %% ../../nbs/14_triton_bf16.ipynb #2ec16250
-def _is_bf16(
-    x, # an argument of a builder's method: a handle, a type, a number, …
-)->bool:
+def _is_bf16(x)->bool:
     "Whether `x` is a handle on bf16 numbers"
     return hasattr(x, 'data') and hasattr(x, 'dtype') and x.dtype.scalar == tl.bfloat16
 
 
-def _widen(
-    handle, # a handle on bf16 numbers
-): # a handle on the same numbers in fp32
+def _widen(handle):
     return type(handle)(_bf16_to_fp32(handle.data), tl.float32)
 
 
-def _narrow(
-    handle, # a handle on fp32 numbers
-): # a handle on the same numbers, rounded to bf16
+def _narrow(handle):
     return type(handle)(_fp32_to_bf16(handle.data), tl.bfloat16)
 
 
-def _compute_in_fp32(
-    method, # of the interpreter's builder
-):
+def _compute_in_fp32(method):
     "That method, with bf16 handles widened on the way in and the result narrowed on the way out"
     @functools.wraps(method)
     def run(self, *args, **kwargs):
@@ -143,9 +131,7 @@ def _compute_in_fp32(
     return run
 
 # %% ../../nbs/14_triton_bf16.ipynb #a6c40418
-def _cast_via_fp32(
-    method, # the builder's cast_impl(src, dst_type)
-):
+def _cast_via_fp32(method):
     "Casts from and to bf16 that round to the nearest"
     @functools.wraps(method)
     def cast(self, src, dst_type):
@@ -157,9 +143,7 @@ def _cast_via_fp32(
     return cast
 
 # %% ../../nbs/14_triton_bf16.ipynb #bfd17538
-def _reduce_in_fp32(
-    method, # apply_impl(input) of the interpreter's reductions or scans
-):
+def _reduce_in_fp32(method):
     "That method on fp32 copies of bf16 inputs; the results that belong to them are narrowed"
     @functools.wraps(method)
     def apply(self, input):
@@ -173,10 +157,7 @@ def _reduce_in_fp32(
     return apply
 
 # %% ../../nbs/14_triton_bf16.ipynb #8cbe6450
-def _bf16_constant(
-    builder,     # the interpreter's builder, whose method `get_bf16` this becomes
-    value:float,
-):
+def _bf16_constant(builder, value:float):
     "A handle on one bf16 number"
     handle = importlib.import_module('triton.runtime.interpreter').TensorHandle
     return handle(_fp32_to_bf16(np.array([value], np.float32)), tl.bfloat16)
@@ -187,11 +168,7 @@ _COMPUTING_METHODS = (
 )
 
 
-def _replace_once(
-    owner,    # a class or module of Triton's interpreter; None where this version has none
-    name:str, # of one of its functions
-    wrap,     # f(function) -> the function that takes its place
-):
+def _replace_once(owner, name:str, wrap):
     "`owner.name` becomes `wrap(owner.name)`, unless it is missing or has been replaced before"
     function = getattr(owner, name, None)
     if function is None or hasattr(function, '__wrapped__'): return
@@ -209,9 +186,7 @@ def patch_interpreter_bf16():
     if builder is not None and not hasattr(builder, 'get_bf16'): builder.get_bf16 = _bf16_constant
 
 # %% ../../nbs/14_triton_bf16.ipynb #19754e7a
-def _index_from_one_element(
-    function, # the interpreter's _patch_lang_tensor(tensor, scope)
-):
+def _index_from_one_element(function):
     "That function, followed by a `__index__` that accepts an array of one element"
     @functools.wraps(function)
     def patch(tensor, scope):
@@ -273,9 +248,7 @@ class CompiledKernel(NamedTuple):
     problem:str = ''   # why it cannot run, or runs slowly; '' for a good kernel
 
 # %% ../../nbs/14_triton_compile.ipynb #5f044ad3
-def _resource_usage(
-    cubin:bytes, # machine code of one kernel
-)->tuple: # registers per thread, bytes of local memory per thread
+def _resource_usage(cubin:bytes)->tuple:
     "What a compiled kernel needs, from its own headers"
     tool = Path(triton.__file__).parent/'backends'/'nvidia'/'bin'/'cuobjdump'
     with tempfile.TemporaryDirectory() as folder:
@@ -323,9 +296,7 @@ class CompileOnlyDriver:
     def launcher_cls(self, src, metadata): return lambda *args, **kwargs: None
 
 # %% ../../nbs/14_triton_compile.ipynb #4e49ba4b
-def _import_module(
-    name:str, # dotted, or the path of a .py file
-):
+def _import_module(name:str):
     "Import by name or by path"
     if not name.endswith('.py'): return importlib.import_module(name)
     spec = importlib.util.spec_from_file_location(Path(name).stem, name)
@@ -334,10 +305,7 @@ def _import_module(
     return module
 
 # %% ../../nbs/14_triton_compile.ipynb #a6eb39fe
-def _compile_launches(
-    modules, # names or paths; each has `launches()`
-    driver:CompileOnlyDriver, # records what is compiled
-):
+def _compile_launches(modules, driver:CompileOnlyDriver):
     "Call every launch of the modules; one that fails becomes a row with a problem"
     triton.runtime.driver.set_active(driver)
     for module in modules:
@@ -349,10 +317,7 @@ def _compile_launches(
                 driver.rows.append(CompiledKernel(name, '', driver.capability, 0, 0, 0, problem))
 
 
-def _compile_all(
-    modules,      # names or paths; each has `launches()`
-    capabilities, # compute capabilities
-)->list: # of `CompiledKernel`
+def _compile_all(modules, capabilities)->list:
     "Compile what the modules launch; only in a process where Triton is not interpreted"
     drivers = [CompileOnlyDriver(capability) for capability in capabilities]
     for driver in drivers: _compile_launches(modules, driver)
