@@ -26,7 +26,7 @@ mutants: .venv/dev  ## what the checks are worth: plausible mistakes, planted on
 
 test-long: .venv/dev  ## every cell, more kills; the newest Transformers on PyPI; three trainings, kept in data/results
 	ELLECI_LONG=1 $(BIN)/python .ci/checks.py
-	$(BIN)/python benchmarks/tiny.py --seeds 3
+	$(BIN)/python benchmarks/train.py tiny --seeds 3
 
 # a browser is looked for, then fetched; where none is to be had, the check says so and is skipped
 test-browser: .venv/dev  ## dashboard and planner in JupyterLab, driven in Chromium; ELLECI_SCREENSHOTS=1 renews nbs/images
@@ -41,17 +41,8 @@ bench: .venv/run  ## every technique against one baseline: speed, memory, loss; 
 	$(BIN)/elleci_experiments --out runs/experiments
 	cp runs/experiments/experiments-*.json data/results/
 
-bench-cpu: .venv/run  ## train elleci-tiny, and with several state sizes; time its loop; with 8-bit optimizers, ternary or not; pack the 1.5B model; decode on this CPU, against transformers; time the account and the scan on this CPU, and two trainings at once; what was measured goes to data/results
-	$(BIN)/python benchmarks/tiny.py
-	$(BIN)/python benchmarks/loop.py
-	$(BIN)/python benchmarks/d_state.py
-	$(BIN)/python benchmarks/account.py
-	$(BIN)/python benchmarks/cpu_scan.py
-	$(BIN)/python benchmarks/lion8.py
-	$(BIN)/python benchmarks/ternary.py
-	$(BIN)/python benchmarks/packed.py
-	$(BIN)/python benchmarks/decode.py
-	$(BIN)/python benchmarks/two_runs.py
+bench-cpu: .venv/run  ## train elleci-tiny; time its loop; with 8-bit optimizers, ternary or not; pack the 1.5B model; decode on this CPU, against transformers; time the account and the scan on this CPU, and two trainings at once; what was measured goes to data/results
+	for benchmark in 'train.py tiny' 'cpu.py loop' 'memory.py account' 'cpu.py cpu_scan' 'train.py lion8' 'train.py ternary' 'memory.py packed' 'decode.py decode' 'cpu.py two_runs'; do $(BIN)/python benchmarks/$$benchmark || exit 1; done
 
 bench-gpu: .venv/run  ## everything that is measured on a GPU, in at most nine minutes; goes to data/results
 	$(BIN)/python benchmarks/gpu_suite.py

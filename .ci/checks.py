@@ -190,7 +190,8 @@ def check_links():
 
 def check_names():
     "No undefined or unused name in package, scripts and notebooks (where versions of a function may follow)"
-    run('ruff', 'check', '-q', '--no-cache', '--select', 'F,E9', 'elleci', 'benchmarks', '.ci', 'setup.py')
+    places = 'elleci', 'benchmarks', 'scripts', '.ci', 'setup.py'
+    run('ruff', 'check', '-q', '--no-cache', '--select', 'F,E9', *places)
     run('ruff', 'check', '-q', '--no-cache', '--select', 'F,E9', '--ignore', 'F811', 'nbs')
 
 def check_advice():
@@ -619,6 +620,7 @@ def reached(path=None):
         used = set(direct).union(*(known.get(m, ()) for m in direct))
         files = [m.replace('.', '/') for m in sorted(used)]
         shared = '.ci/[ni]*.py', 'data/**/*', 'constraints.txt'
+        if re.search('benchmarks|scripts', source): shared += 'benchmarks/**/*', 'scripts/*'
         parts = [digest(path), *tree_of(*(f'{f}.py' for f in files), *shared)]
     return hashlib.sha256('\n'.join([*parts, str(LONG)]).encode()).hexdigest()
 

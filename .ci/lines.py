@@ -15,7 +15,7 @@ from typing import NamedTuple
 from IPython.core.inputtransformer2 import TransformerManager
 
 ROOT = Path(__file__).resolve().parents[1]
-CHECKED = ('elleci', 'benchmarks', '.ci', 'setup.py', 'nbs')
+CHECKED = ('elleci', 'benchmarks', 'scripts', '.ci', 'setup.py', 'nbs')
 COLUMNS, PROMISE, NAMES = 110, 104, 4
 
 

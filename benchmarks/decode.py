@@ -1,25 +1,17 @@
-"""Tokens per second of cached decoding on this CPU, against transformers' `generate` on the same weights:
-data/results/decode-<commit>.json.
-
-    python benchmarks/decode.py [--tokens N] [--rounds N] [--dry]
-
-Pattern 'A' (MLA and SwiGLU, ordinary linears) is copied into `DeepseekV3ForCausalLM` with dense layers, its
-logits are compared first, and both continue the same prompts greedily, in turn within each round (target: at
-least 1.5 times the tokens per second, at batch 1 and 8). What reading the prompt takes is measured in each
-round by a text of one token, and subtracted. Without transformers there is no comparison. Packed ternary
-weights and pattern MMMA are timed beside it. Seconds are those of the process, on one thread: a busy machine
-disturbs them least. --dry: a small model, nothing written.
+"""Tokens per second of cached decoding on this CPU, against transformers' `generate` on the same weights. See
+runner.py for the command line.
 """
-import argparse, dataclasses, datetime, itertools, json, os, statistics, time
+import dataclasses, itertools, os, time
+
+os.environ['HF_HUB_OFFLINE'] = '1'
 import torch
 from elleci.config import preset
-from elleci.core import assert_close, atomic_write, optional, seed_everything
+from elleci.core import assert_close, optional, seed_everything
 from elleci.kernels.pointwise import EPS
 from elleci.layers.ffn import pack_model
 from elleci.model import Elleci
-from tiny import ROOT, commit, hardware
-
-PROMPTS = 16, 512   # tokens: transformers rebuilds keys and values of all of them at each step
+from runner import main, median_ratio
+from statistics import median
 
 # Ours, and what DeepseekV3 calls it, below model.layers.<i>.
 LAYER_NAMES = {
@@ -35,11 +27,8 @@ LAYER_NAMES = {
 
 def deepseek_state(model):
     "The state dict of `DeepseekV3ForCausalLM` with our weights"
-    state = {
-        'model.embed_tokens.weight': model.embedding.weight,
-        'model.norm.weight': model.norm.weight,
-        'lm_head.weight': model.head.weight,
-    }
+    state = {'model.embed_tokens.weight': model.embedding.weight, 'model.norm.weight': model.norm.weight,
+             'lm_head.weight': model.head.weight}
     for i, block in enumerate(model.blocks):
         ours = dict(block.named_parameters())
         gate, up = ours.pop('ffn.gate_up.weight').chunk(2)
@@ -54,26 +43,13 @@ def deepseek(model):
     from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
     c = model.cfg
     config = DeepseekV3Config(
-        vocab_size=c.vocab_size,
-        hidden_size=c.d_model,
-        intermediate_size=c.d_ff,
-        num_hidden_layers=c.n_layers,
-        first_k_dense_replace=c.n_layers,
-        num_attention_heads=c.n_attn_heads,
-        num_key_value_heads=c.n_attn_heads,
-        q_lora_rank=None,
-        kv_lora_rank=c.kv_lora_rank,
-        qk_nope_head_dim=c.qk_nope_head_dim,
-        qk_rope_head_dim=c.qk_rope_head_dim,
-        v_head_dim=c.v_head_dim,
-        rope_interleave=False,
-        rope_parameters=dict(rope_type='default', rope_theta=c.rope_theta),
-        rms_norm_eps=EPS,
-        tie_word_embeddings=c.tie_embeddings,
-        max_position_embeddings=4096,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
+        vocab_size=c.vocab_size, hidden_size=c.d_model, intermediate_size=c.d_ff,
+        num_hidden_layers=c.n_layers, first_k_dense_replace=c.n_layers, num_attention_heads=c.n_attn_heads,
+        num_key_value_heads=c.n_attn_heads, q_lora_rank=None, kv_lora_rank=c.kv_lora_rank,
+        qk_nope_head_dim=c.qk_nope_head_dim, qk_rope_head_dim=c.qk_rope_head_dim, v_head_dim=c.v_head_dim,
+        rope_interleave=False, rope_parameters=dict(rope_type='default', rope_theta=c.rope_theta),
+        rms_norm_eps=EPS, tie_word_embeddings=c.tie_embeddings, max_position_embeddings=4096,
+        bos_token_id=None, eos_token_id=None, pad_token_id=None,
     )
     theirs = DeepseekV3ForCausalLM(config).eval()
     theirs.load_state_dict(deepseek_state(model))
@@ -84,10 +60,9 @@ def deepseek(model):
 @torch.inference_mode()
 def ours(model, prompts, n):
     "n tokens behind each prompt (B, T), greedily"
-    cache = model.new_cache(len(prompts), prompts.shape[1] + n)
-    token = model(prompts, cache=cache)[:, -1:].argmax(-1)
-    tokens = [token]
-    for _ in range(n - 1):
+    cache, token = model.new_cache(len(prompts), prompts.shape[1] + n), prompts
+    tokens = []
+    for _ in range(n):
         token = model(token, cache=cache)[:, -1:].argmax(-1)
         tokens.append(token)
     return torch.cat(tokens, 1)
@@ -100,23 +75,23 @@ def theirs(model, prompts, n):
     return out[:, prompts.shape[1]:]
 
 def subjects(cfg):
-    "name: (function, model); transformers' model only where its logits are ours"
-    def built(**changes):
+    "{name: (function, model)}; transformers' model only where its logits are ours"
+    def built(pattern, ternary):
         seed_everything(0)
-        return Elleci(dataclasses.replace(cfg, **changes)).eval()
-    attention = built(pattern='A', ternary=False)
+        return Elleci(dataclasses.replace(cfg, pattern=pattern, ternary=ternary)).eval()
+    attention = built('A', False)
     found = {'A': (ours, attention)}
     if (peer := deepseek(attention)) is not None:
         tokens = torch.randint(cfg.vocab_size, (2, 50))
         with torch.inference_mode(): assert_close(peer(tokens).logits, attention(tokens), atol=1e-5)
         found['transformers'] = theirs, peer
-    found['A, ternary, packed'] = ours, pack_model(built(pattern='A', ternary=True))
-    found['MMMA'] = ours, built(pattern='MMMA', ternary=False)
-    found['MMMA, ternary, packed'] = ours, pack_model(built(pattern='MMMA', ternary=True))
+    found['A, ternary, packed'] = ours, pack_model(built('A', True))
+    found['MMMA'] = ours, built('MMMA', False)
+    found['MMMA, ternary, packed'] = ours, pack_model(built('MMMA', True))
     return found
 
 def seconds(f, model, prompts, n):
-    "CPU seconds of n − 1 decoding steps, and the text"
+    "CPU seconds of n − 1 steps, without those of a text of one token, and the text"
     began = time.process_time()
     f(model, prompts, 1)
     prefilled = time.process_time()
@@ -125,59 +100,34 @@ def seconds(f, model, prompts, n):
 
 def measure(name, todo, batch, prompt, n, rounds):
     "CPU seconds of every subject, round by round, and whether the texts of the two are the same"
-    first = next(iter(todo.values()))[1]
-    V = first.cfg.vocab_size
-    prompts = torch.randint(V, (batch, prompt), generator=torch.Generator().manual_seed(0))
-    taken, texts = {}, {}
+    first = todo['A'][1]
+    generator = torch.Generator().manual_seed(0)
+    prompts = torch.randint(first.cfg.vocab_size, (batch, prompt), generator=generator)
+    taken, texts = {subject: [] for subject in todo}, {}
     for i in range(rounds + 1):
         for subject, (f, model) in todo.items():
             s, texts[subject] = seconds(f, model, prompts, n)
-            if i: taken.setdefault(subject, []).append(round(s, 4))    # the first round warms up
-    result = dict(
-        model=name,
-        parameters=sum(p.numel() for p in first.parameters()),
-        batch=batch,
-        prompt=prompt,
-        tokens=n,
-        seconds=taken,
-        tokens_per_second={k: round(batch*(n - 1)/statistics.median(s), 1) for k, s in taken.items()},
-    )
+            if i: taken[subject].append(round(s, 4))    # the first round warms up
+    speeds = {k: round(batch*(n - 1)/median(s), 1) for k, s in taken.items()}
+    n_parameters = sum(p.numel() for p in first.parameters())
+    found = dict(model=name, parameters=n_parameters, batch=batch, prompt=prompt, tokens=n, seconds=taken,
+                 tokens_per_second=speeds)
     if 'transformers' in todo:
-        result['same_text'] = bool(torch.equal(texts['A'], texts['transformers']))
-        ratios = [b/a for a, b in zip(taken['A'], taken['transformers'])]
-        result['faster'] = round(statistics.median(ratios), 2)
-    return result
+        found['same_text'] = bool(torch.equal(texts['A'], texts['transformers']))
+        found['faster'] = median_ratio(taken['transformers'], taken['A'], 2)
+    print(name, batch, prompt, speeds, flush=True)
+    return found
 
-def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument('--tokens', type=int, default=48)
-    p.add_argument('--rounds', type=int, default=3)
-    p.add_argument('--presets', default='elleci-tiny,elleci-30m')
-    p.add_argument('--dry', action='store_true', help='a small model, nothing is written')
-    a = p.parse_args()
-    os.environ['HF_HUB_OFFLINE'] = '1'
+def decode(tokens=48, rounds=3, presets=('elleci-tiny', 'elleci-30m'), dry=False):
+    """Pattern 'A' (MLA and SwiGLU) is copied into `DeepseekV3ForCausalLM` with dense layers, logits are
+    compared, and both continue the same prompts greedily, in turn, on one thread (wanted: 1.5 times as fast);
+    packed ternary weights and pattern MMMA beside it"""
     torch.set_num_threads(1)
-    measured_commit = commit()
-    cases = []
-    for name in ['elleci-tiny'] if a.dry else a.presets.split(','):
+    cases, transformers = [], optional('transformers')
+    for name in presets[:1] if dry else presets:
         todo = subjects(preset(name).model)
-        for prompt, batch in itertools.product(PROMPTS[:1] if a.dry else PROMPTS, (1, 8)):
-            n, rounds = (4, 1) if a.dry else (a.tokens, a.rounds)
-            cases.append(r := measure(name, todo, batch, prompt, n, rounds))
-            print(f"{name}, batch {batch}, prompt {prompt}: tokens/s {r['tokens_per_second']}", flush=True)
-            if 'faster' not in r: continue
-            print(f"  {r['faster']} × transformers, the same text: {r['same_text']}", flush=True)
-    if a.dry: return
-    result = dict(
-        hardware=hardware(),
-        torch=torch.__version__,
-        transformers=getattr(optional('transformers'), '__version__', None),
-        commit=measured_commit,
-        date=datetime.datetime.now(datetime.timezone.utc).strftime('%Y-%m-%d %H:%M UTC'),
-        cases=cases,
-    )
-    path = ROOT/'data'/'results'/f"decode-{result['commit']}.json"
-    atomic_write(path, json.dumps(result, indent=1) + '\n')
-    print(f'written to {path.relative_to(ROOT)}')
+        for prompt, batch in itertools.product((16,) if dry else (16, 512), (1, 8)):
+            cases.append(measure(name, todo, batch, prompt, *((4, 1) if dry else (tokens, rounds))))
+            yield dict(transformers=getattr(transformers, '__version__', None), cases=cases)
 
-if __name__ == '__main__': main()
+if __name__ == '__main__': main(decode)

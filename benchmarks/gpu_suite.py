@@ -21,9 +21,9 @@ from pathlib import Path
 # Elleci is found here where it is not installed.
 sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
 from gpu import kernel_cache
-from gpu.rows import Context, note, read_rows, row, write_row
+from gpu.rows import Context, most, note, read_rows, write_row
 
-# The parts, modules of the folder gpu or functions in them, with the seconds that each may take at most.
+# The parts, functions of modules of the folder gpu, with the seconds that each may take at most.
 PARTS = {
     'machine': 25,           # the card; copy, products and link: the rates that the others are held against
     'numerics': 40,          # every kernel against float64; documents bit by bit; the same bits twice
@@ -46,30 +46,29 @@ PARTS = {
     'switches': 90,          # torch.compile, attention's back-ends, settings of the machine, one by one
     'tiles': 60,             # the sizes in `_tiles`, tried out
 }
+# The module of a part, where it isn't called like the part.
+MODULES = dict(machine='training', account='training', step_time='training', baselines='training', ssd='scan',
+               block='scan', tiles='scan', long_rows='attention', fused='decode')
 TOTAL = 520     # seconds, of all parts
-KINDS = 'compiled', 'cached', 'launchers'     # of what `kernel_cache` counts
 GRACE = 4       # seconds after its limit when a part is stopped
 LEAST = 5       # seconds that a part needs to be worth its start
 CAPABILITY = 90
 # Of an H100, until the part `machine` has measured them.
-ASSUMED = dict(
-    bandwidth=3e12, flops=7.8e14,
-    step_machine=dict(
-        name='assumed', matmul=7.8e14, fp32=5e13, int8=1.5e15, memory=3e12, link_in=5e10, link_out=5e10
-    ),
-)
+STEP_MACHINE = dict(name='assumed', matmul=7.8e14, fp32=5e13, int8=1.5e15, memory=3e12)
+STEP_MACHINE |= dict(link_in=5e10, link_out=5e10)
+ASSUMED = dict(bandwidth=3e12, flops=7.8e14, step_machine=STEP_MACHINE)
 
 def find(name):
     "The function of a part"
     module, _, function = name.partition('.')
-    return getattr(importlib.import_module(f'gpu.{module}'), function or 'run')
+    return getattr(importlib.import_module(f'gpu.{MODULES.get(module, module)}'), function or module)
 
 # ------------------------------------------------------------------ in the process of a part
 
 def part_rows(run, ctx, counts):
     "The rows of a part, and what it compiled"
     yield from run(ctx)
-    if counts: yield row('kernels compiled here', counts['compiled'], '', 0, at_most=True, **counts)
+    if counts: yield most('kernels compiled here', counts['compiled'], '', 0, **counts)
 
 def run_part(a):
     "Load a part, wait until it is told to begin, write its rows"
@@ -96,13 +95,11 @@ class Part:
     "The process of a part: loaded while the one before it runs, told to begin, followed, stopped"
     def __init__(self, name, a):
         self.name, self.out, self.log = name, a.out, tempfile.TemporaryFile('w+')
-        flags = [flag for flag in ('dry', 'absent') if getattr(a, flag)]
+        flags = [f'--{flag}' for flag in ('dry', 'absent') if getattr(a, flag)]
         env = os.environ | kernel_cache.SETTINGS | dict(PYTHONUNBUFFERED='1', **a.env)
-        self.process = subprocess.Popen(
-            [sys.executable, __file__, '--part', name, '--out', str(a.out), *(f'--{f}' for f in flags)],
-            env=env, stdin=subprocess.PIPE, stdout=self.log, stderr=self.log, text=True,
-            process_group=0,
-        )
+        command = [sys.executable, __file__, '--part', name, '--out', str(a.out), *flags]
+        self.process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=self.log,
+                                        stderr=self.log, text=True, process_group=0)
 
     def begin(self, limit, machine, stamp):
         self.began, self.limit, self.stamp = time.monotonic(), limit, stamp | dict(part=self.name)
@@ -186,7 +183,7 @@ def pack(a):
     "Fill the cache: every part at its real sizes, without a card"
     kernel_cache.CACHE.mkdir(exist_ok=True)
     kernel_cache.settle()
-    site, counted = kernel_cache.CACHE/'site', {}
+    site, counted, rows = kernel_cache.CACHE/'site', {}, []
     for name in ('mamba_ssm', 'einops', 'liger_kernel'):
         spec = importlib.util.find_spec(name)
         if not spec or (site/name).exists(): continue
@@ -196,7 +193,7 @@ def pack(a):
         a.env = dict(TRITON_INTERPRET='0', CUDA_VISIBLE_DEVICES='', OMP_NUM_THREADS='1')
         a.env |= dict(PYTHONPATH=str(site), TRITON_LIBCUDA_PATH=kernel_cache.stub_libcuda(folder))
         a.out.touch()
-        waiting, running, rows = [n for n in a.names if n != 'machine'], [], []
+        waiting, running = [n for n in a.names if n != 'machine'], []
         while waiting or running:
             while waiting and len(running) < os.cpu_count():
                 running.append(Part(waiting.pop(0), a))
@@ -208,7 +205,7 @@ def pack(a):
                 own = [r for r in part.follow() if r['part'] == part.name]
                 rows += own
                 for r in own:
-                    if 'compiled' in r: counted[part.name] = {k: r[k] for k in KINDS}
+                    if 'compiled' in r: counted[part.name] = {k: r[k] for k in kernel_cache.COUNTED}
                     if r.get('error') or r.get('gave_up'): print(line(r), r.get('said', ''), flush=True)
                 print(f'{part.name:16} {counted.get(part.name)}', flush=True)
     kernel_cache.settle()
@@ -220,14 +217,9 @@ def pack(a):
 
 def commit():
     "Of the code that runs; where there is no git, of that which was packed"
-    def git(*args):
-        done = subprocess.run(['git', *args], cwd=kernel_cache.ROOT, capture_output=True, text=True)
-        return done.stdout.strip()
-    try: name = git('rev-parse', '--short=12', 'HEAD')
-    except FileNotFoundError: name = ''
-    if name: return name + '-dirty'*bool(git('status', '--porcelain', '--', '.', ':!data/results'))
+    from runner import commit
     packed = kernel_cache.CACHE/'commit'
-    return packed.read_text() if packed.exists() else 'unknown'
+    return commit() or (packed.read_text() if packed.exists() else 'unknown')
 
 def main(argv=None):
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -247,7 +239,7 @@ def main(argv=None):
     a.parts, a.names = PARTS, ['machine', *(n for n in only or PARTS if n != 'machine')]
     a.commit, a.env = a.commit or commit(), {}
     if a.pack: sys.exit(pack(a))
-    return run_all(a)
+    run_all(a)
 
 def run_all(a):
     "The suite, its rows in a file, its summary on the screen"
@@ -260,8 +252,7 @@ def run_all(a):
             a.env = dict(TRITON_INTERPRET='1', MAMBA_DETERMINISTIC='1', CUDA_VISIBLE_DEVICES='')
         else:
             kernel_cache.settle()
-            site = kernel_cache.CACHE/'site'
-            path = filter(None, [os.environ.get('PYTHONPATH'), str(site)])
+            path = filter(None, [os.environ.get('PYTHONPATH'), str(kernel_cache.CACHE/'site')])
             a.env = dict(PYTHONPATH=os.pathsep.join(path))
         a.out = a.out or kernel_cache.ROOT/'data'/'results'/f'gpu-{a.commit}.jsonl'
         a.out.parent.mkdir(parents=True, exist_ok=True)

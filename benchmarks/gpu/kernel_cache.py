@@ -3,9 +3,8 @@ where the card is.
 
 Within `absent_card` a part runs at its real sizes on tensors without numbers; the kernels that it launches
 are compiled, the C code that launches them too, and nothing is computed. Triton finds a kernel again by its
-source, argument types, divisibility by 16 and options, by the settings below and by Triton's version. (By
-itself it compares its files, too, and the assembler's version: one that was built elsewhere would compile all
-anew, and a lent card would wait.)
+source, argument types, divisibility by 16 and options, the settings below and Triton's version. (By itself it
+compares its own files too, and a Triton that was built elsewhere would compile all anew.)
 """
 import contextlib, importlib, inspect, json, re, subprocess, types
 from pathlib import Path
@@ -17,6 +16,8 @@ CACHE = ROOT/'.gpu_cache'
 SETTINGS = dict(TRITON_CACHE_DIR=str(CACHE), TRITON_STORE_BINARY_ONLY='1', TRITON_DISABLE_LINE_INFO='1',
                 TRITON_MOCK_PTX_VERSION='any')
 
+COUNTED = 'compiled', 'cached', 'launchers'
+
 def settle(cache=CACHE):
     "Make the cache's absolute paths those of the folder where it lies, and leave out what runs no kernel"
     for source in cache.glob('*/*.source'): source.unlink()
@@ -27,7 +28,7 @@ def settle(cache=CACHE):
 
 def count_compilations():
     "Use the cache; a dictionary that counts what this process compiles from now on"
-    counts = dict(compiled=0, cached=0, launchers=0)
+    counts = dict.fromkeys(COUNTED, 0)
     triton, build = (importlib.import_module(name) for name in ('triton', 'triton.runtime.build'))
     importlib.import_module('triton.runtime.cache').triton_key = lambda: triton.__version__
     def on_kernel(*, cache_hit, **_): counts['cached' if cache_hit else 'compiled'] += 1
@@ -102,10 +103,9 @@ def answers(torch):
 def absent_card(capability=90):
     "Within it what is launched for CUDA is compiled for that capability, and tensors there have no numbers"
     import torch
-    from elleci.kernels import triton_compat
+    from elleci.kernels import linear_cross_entropy, triton_compat
     from elleci.memory import trace
     from elleci.memory.emulate import emulate
-    from elleci.kernels import linear_cross_entropy
     triton_compat.triton.runtime.driver.set_active(compiling_driver(capability))
     compile_every_configuration()
     for name, operator in importlib.import_module('torch._library.custom_ops').OPDEFS.items():

@@ -1,24 +1,23 @@
 """elleci-1b5-12gib on text, 64 × 1,024 tokens a step: resident under a cap of 12 GiB, streamed under 3, by
 the ordinary engine. Bytes and seconds against those predicted, no growth, a loss that falls.
 """
-import contextlib, itertools, pydoc_data.topics, statistics, time
+import contextlib, itertools, pydoc_data.topics, statistics
 from dataclasses import replace
 from unittest import mock
 import torch
 from elleci.config import preset
-from elleci.core import GiB, memory_in_use, seed_everything
+from elleci.core import GiB, memory_in_use
 from elleci.engine import accumulate
-from elleci.engine.layer_major import make_engine, make_model
-from elleci.optim.optimizers import make_optimizer
 from elleci.planning.account import account
 from elleci.planning.step_time import Machine, step_flops, step_time
-from gpu.account import write_history
-from gpu.bench import free, note, row
-from gpu.step_time import MAJOR, TOY, TRAIN
+from gpu.bench import free, most, note, row
+from gpu.training import (
+    MAJOR, STREAMED, TOY, TRAIN, cap, engine_for, from_nothing, seconds, workspaces, write_history
+)
 
-STREAMED = dict(weights_on='host', states_on='host')
 LIMITS = dict(allocated=.005, reserved=.015)
 OFF_SECONDS = .15
+HOST_BOUND = dict(batch_size=1, seq_len=64)
 
 def recipe(ctx, **changes):
     "Model and training of the preset for 12 GiB, residuals in pinned memory; toys on the CPU"
@@ -42,52 +41,11 @@ def text_batches(ctx, train, n=None):
         return [t.long().view(train.batch_size, train.seq_len).to(ctx.device) for t in parts]
     while True: yield [batch(next(places)) for _ in range(n or train.grad_accum_steps)]
 
-def wait(ctx):
-    if not ctx.dry: torch.cuda.synchronize()
-
-def engine_for(ctx, model, train):
-    "From nothing; what is to live on the host is drawn on the card all the same, for speed"
-    seed_everything(0)
-    m = make_model(model, train, ctx.device)
-    if train.weights_on == 'host': m = m.to('cpu')
-    return make_engine(m, make_optimizer(m, train), train, device=ctx.device)
-
-def seconds(ctx, engine, micro):
-    "(seconds of a step, what it says)"
-    wait(ctx)
-    began = time.perf_counter()
-    result = engine.step(micro)
-    wait(ctx)
-    return time.perf_counter() - began, result
-
-def cap(ctx, nbytes=None):
-    "No more than this for torch's allocator; None: the whole card"
-    if ctx.dry: return
-    share = nbytes/torch.cuda.mem_get_info()[1] if nbytes else 1.
-    torch.cuda.set_per_process_memory_fraction(min(1., share))
-
-def from_nothing(ctx):
-    free()
-    if not ctx.dry: torch.cuda.reset_peak_memory_stats()
-
-SMALL = replace(TOY, ternary=True), replace(TRAIN, batch_size=1, seq_len=128)
-
-HOST_BOUND = dict(batch_size=1, seq_len=64)
-
-def workspaces(ctx):
-    "Bytes of the blocks that remain when a small training is over: what the libraries keep"
-    if ctx.dry: return []
-    model, train = SMALL
-    for t in (train, replace(train, **MAJOR)): engine_for(ctx, model, t).step(next(text_batches(ctx, t, 2)))
-    free()
-    blocks = (b for s in torch.cuda.memory_snapshot() for b in s['blocks'])
-    return [b['size'] for b in blocks if b['state'] == 'active_allocated']
-
 def steps_under(ctx, name, model, train, card_bytes, n):
     "Rows of n steps from nothing, torch's allocator capped"
     if not ctx.absent: return measured_steps(ctx, name, model, train, card_bytes, n)
     # At the sizes of a card that is not there, the account's rehearsal is the step.
-    small, way = SMALL
+    small, way = replace(TOY, ternary=True), replace(TRAIN, batch_size=1, seq_len=128)
     whole = (model, train), (model, replace(train, **HOST_BOUND))
     for m, t in ((small, way), (small, replace(way, **MAJOR)), *whole): account(m, t)
     return []
@@ -120,8 +78,7 @@ def measured_steps(ctx, name, model, train, card_bytes, n):
     if not ctx.dry: yield from on_the_card(name)
     # The optimizer's states appear in the first step.
     grown = max(after[1:]) - min(after[1:]) if after[1:] else None
-    label = f'{name}: grown from the second of {len(took)} steps to the last'
-    yield row(label, grown, 'B', 0, at_most=True, head=True)
+    yield most(f'{name}: grown from the second of {len(took)} steps to the last', grown, 'B', 0, head=True)
     fell, least = losses[0] - statistics.fmean(losses[-3:]), None if ctx.dry else .05
     yield row(f'{name}: loss, from {losses[0]:.3f}, fell by', fell, 'nats', least, head=True)
     yield from speed(ctx, name, model, train, statistics.median(took[1:] or took))
@@ -133,7 +90,7 @@ def measured_steps(ctx, name, model, train, card_bytes, n):
         try: yield from look(ctx, name, engine, model, train, next(source))
         except Exception as e: yield note(f'{name}: {look.__name__}: {type(e).__name__}: {str(e)[:300]}')
 
-def profiled(ctx, name, engine, model, train, micro, most=60):
+def profiled(ctx, name, engine, model, train, micro, n_most=60):
     "Another step under torch's profiler: the card's seconds by kernel, and how long it had nothing to do"
     with torch.autograd.profiler.profile(use_device='cuda', use_cpu=False, use_kineto=True) as p:
         engine.step(micro)
@@ -152,8 +109,8 @@ def profiled(ctx, name, engine, model, train, micro, most=60):
         until = max(until, end)
     kernels = [[k[:120], n, ns/1e9] for k, (n, ns) in sorted(spent.items(), key=lambda x: -x[1][1])]
     whole = (max(e for _, e in spans) - min(s for s, _ in spans))/1e9
-    rest = sum(s for _, _, s in kernels[most:])
-    more = dict(whole=whole, launches=len(spans), kernels=kernels[:most], rest=rest, head=True)
+    more = dict(whole=whole, launches=len(spans), kernels=kernels[:n_most], head=True)
+    more['rest'] = sum(s for _, _, s in kernels[n_most:])
     yield row(f'{name}: kernels run, in a step of {whole:.3f} s under the profiler', busy/1e9, 's', **more)
 
 def host_bound(ctx, name, engine, model, train, micro):
@@ -176,13 +133,13 @@ def traced(ctx, name, _, model, train, micro):
 def peaks(ctx, name, predicted):
     "Measured since `from_nothing` against the account's"
     for kind, limit in LIMITS.items():
-        said = getattr(predicted, f'peak_{kind}')
+        expected = getattr(predicted, f'peak_{kind}')
         got = None if ctx.dry else getattr(torch.cuda, f'max_memory_{kind}')()
-        off = None if ctx.dry else abs(said/got - 1)
-        label = f'{name}: {kind}, predicted {said/GiB:.3f} GiB'
-        more = dict(predicted=said, host=predicted.host, head=True)
-        yield row(label, said/GiB if ctx.dry else got/GiB, 'GiB', **more)
-        yield row(f'{label}, off by', off, 'of it', limit, at_most=True, head=True)
+        off = None if ctx.dry else abs(expected/got - 1)
+        label = f'{name}: {kind}, predicted {expected/GiB:.3f} GiB'
+        more = dict(predicted=expected, host=predicted.host, head=True)
+        yield row(label, expected/GiB if ctx.dry else got/GiB, 'GiB', **more)
+        yield most(f'{label}, off by', off, 'of it', limit, head=True)
 
 def on_the_card(name):
     "All that the card holds, and the process beside it"
@@ -192,19 +149,16 @@ def on_the_card(name):
     yield row(label, used/GiB, 'GiB', **beside)
 
 def speed(ctx, name, model, train, s):
-    """Seconds against those predicted from the rates; tokens a second; the share of the card's bf16 products
-    that the model's operations are, recompute not counted"""
+    "Seconds against those predicted from the rates; tokens a second; the model's share of the products"
     predicted = step_time(model, train, Machine(**ctx.machine['step_machine']))
-    seconds = predicted['total']
-    more = dict(predicted=seconds, binds=predicted['binds'], head=True)
-    yield row(f'{name}: a step, predicted {seconds:.3g} s', s, 's', **more)
-    off, limit = abs(seconds/s - 1), None if ctx.dry else OFF_SECONDS
-    yield row(f'{name}: its seconds, predicted off by', off, 'of it', limit, at_most=True, head=True)
-    ops, tokens = step_flops(model, train), train.tokens_per_step
-    yield row(f'{name}: tokens', tokens/s, '/s', head=True)
+    total, limit = predicted['total'], None if ctx.dry else OFF_SECONDS
+    more = dict(predicted=total, binds=predicted['binds'], head=True)
+    yield row(f'{name}: a step, predicted {total:.3g} s', s, 's', **more)
+    yield most(f'{name}: its seconds, predicted off by', abs(total/s - 1), 'of it', limit, head=True)
+    yield row(f'{name}: tokens', train.tokens_per_step/s, '/s', head=True)
+    ops, rate = step_flops(model, train), s*ctx.machine['flops']
     asked, computed = (sum(sum(ops[k].values()) for k in kinds) for kinds in (('forward', 'backward'), ops))
-    rate = s*ctx.machine['flops']
-    label = f'{name}: model FLOP utilisation'
+    label = f'{name}: model FLOP utilisation'    # recompute not counted
     yield row(label, asked/rate, 'of the products', with_recompute=computed/rate, head=True)
 
 # ------------------------------------------------------------------ the parts
@@ -224,8 +178,7 @@ def ordinary(ctx):
     "With the ternary weights made anew wherever they are used, then kept for the step, as the engine does"
     model, train = recipe(ctx)
     train = as_ordinary(train)
-    def no_copies(model): return contextlib.nullcontext()
-    with mock.patch.object(accumulate, 'cache_ternary_weights', no_copies):
+    with mock.patch.object(accumulate, 'cache_ternary_weights', lambda model: contextlib.nullcontext()):
         yield from steps_under(ctx, 'ordinary, no ternary copies', model, train, 12*GiB, 3)
     free()
     if ctx.left > 12 or ctx.dry or ctx.absent:

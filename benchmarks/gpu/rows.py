@@ -8,7 +8,7 @@ class Context:
     "What a part is told"
     dry:bool              # toy sizes, on the CPU
     limit:float           # seconds, from now on
-    absent:bool = False   # full sizes, on a card that is not there: see `gpu.absent_card`
+    absent:bool = False   # full sizes, on a card that is not there: see `gpu.kernel_cache.absent_card`
     # what the part `machine` found: bandwidth (B/s), flops (/s in bf16), the rates of `step_time`
     machine:dict = field(default_factory=dict)
     folder:Path = Path()  # where the result is written, and what belongs to it
@@ -21,8 +21,7 @@ class Context:
     def left(self): return self.limit - (time.monotonic() - self.began)
 
 def row(name, measured, unit, target=None, at_most=False, must=False, **more):
-    """A result. ratio is 1 or more where the target is reached; `must`: missing it is a failure of the
-    suite, not a finding"""
+    "A result; ratio is 1 or more where the target is reached. `must`: missing it is a failure, not a finding"
     ratio = met = None
     if target is not None and measured is not None:
         met = measured <= target if at_most else measured >= target
@@ -32,6 +31,10 @@ def row(name, measured, unit, target=None, at_most=False, must=False, **more):
     return dict(name=name, target=target, measured=measured, ratio=ratio, unit=unit, met=met, **more)
 
 def note(name, **more): return row(name, None, '', **more)
+
+def most(name, measured, unit, limit, **more): return row(name, measured, unit, limit, at_most=True, **more)
+
+def check(name, measured, unit, limit, **more): return most(name, measured, unit, limit, must=True, **more)
 
 def plain(o):
     "What JSON can hold"
