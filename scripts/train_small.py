@@ -134,7 +134,8 @@ class Model(nn.Module):
         for name, m in self.named_modules():
             if not isinstance(m, BitLinear): continue
             # Layers that end a branch start smaller, so that the sum of all branches doesn't start larger.
-            branches = 2*len(self.blocks) if name.endswith(('out_proj', 'o_proj', 'down')) else 1
+            ends_branch = name.rpartition('.')[2] in ('out_proj', 'o_proj', 'down')
+            branches = 2*len(self.blocks) if ends_branch else 1
             nn.init.normal_(m.weight, 0, (m.weight.shape[1]*branches)**-.5)
     def loss(self, h, labels):
         "Nats of all labels together, from what the last block gives; logits are never there as a whole"
