@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import median
 import numpy as np
 from elleci.data.packing import pack_documents
-from elleci.data.shards import Shards, read_document, read_range, verify_shards
+from elleci.data.shards import Shards, read_document, read_range
 from elleci.data.sources import iter_documents, train_tokenizer_on
 from elleci.data.tokenizer import save_tokenizer
 from runner import main
@@ -18,7 +18,7 @@ tok = load_tokenizer(sys.argv[3])
 # seconds of CPU, of this process and of the children that it has waited for
 def cpu_seconds(): return sum(os.times()[:4])
 began, before = time.perf_counter(), cpu_seconds()
-pretokenize(iter_documents('text', sys.argv[1]), sys.argv[2], tok, num_workers=int(sys.argv[4]))
+pretokenize(iter_documents('text', sys.argv[1]), sys.argv[2], tok)
 print(time.perf_counter() - began, cpu_seconds() - before)"""
 
 def synthesise(docs, path, size):
@@ -33,9 +33,9 @@ def synthesise(docs, path, size):
             written += len(text.encode())
     return written
 
-def write(text, out, tokenizer, workers):
+def write(text, out, tokenizer):
     "One pre-tokenisation, timed inside its process, without the import of torch"
-    command = [sys.executable, '-c', CHILD, text, out, tokenizer, str(workers)]
+    command = [sys.executable, '-c', CHILD, text, out, tokenizer]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     seconds, cpu = map(float, done.stdout.split())
     return dict(seconds=seconds, cpu_seconds=cpu)
@@ -53,7 +53,7 @@ def shuffled(shards, some):
     "At least `some` tokens: the documents of one shard after another in random order, copied out of it"
     rng, done = np.random.default_rng(0), 0
     for k in rng.permutation(len(shards.shards)):
-        tokens, lengths = shards.map(k), shards.lengths(k)
+        tokens, lengths = shards.map(k), np.array(shards.details(k).lengths)
         starts = np.cumsum(lengths) - lengths
         for i in rng.permutation(len(lengths)):
             done += len(np.array(tokens[starts[i]:starts[i] + lengths[i]]))
@@ -64,9 +64,8 @@ def read(out, repeats, T=2**16):
     shards = Shards(out)
     n, some, rows = shards.num_tokens, min(shards.num_tokens, 2**22), pack_documents(shards, 1024)
     began = time.perf_counter()
-    verify_shards(shards)
+    maps = [shards.map(k) for k in range(len(shards.shards))]    # the first look at a shard checks it
     verifying, width = time.perf_counter() - began, shards.dtype.itemsize
-    maps = [shards.map(k) for k in range(min(len(shards.shards), shards.cache))]
     of_200 = sum(len(read_document(shards, i)[2]) for i in range(200))
     found = dict(
         ranges=speed(lambda: [read_range(shards, i, min(n, i + T)) for i in range(0, n, T)], n, repeats),
@@ -78,7 +77,7 @@ def read(out, repeats, T=2**16):
     found |= dict(checksum_mb_per_s=round(checked/1e6), verify_mb_per_s=round(n*width/1e6/verifying))
     return found, dict(tokens=n, documents=shards.num_documents, shards=len(shards.shards))
 
-def pretokenize(megabytes=100, num_workers=os.cpu_count(), repeats=3, dry=False):
+def pretokenize(megabytes=100, repeats=3, dry=False):
     """Pre-tokenise synthesised text in a process of its own, and read it back (wanted: two cores at 90 %, 20
     million tokens/s read from a warm map)"""
     if dry: megabytes, repeats = 4, 1
@@ -89,12 +88,12 @@ def pretokenize(megabytes=100, num_workers=os.cpu_count(), repeats=3, dry=False)
         save_tokenizer(train_tokenizer_on(data, vocab_size), tokenizer)
         text_bytes = synthesise(docs, text, megabytes*10**6)
         for i in range(repeats):
-            r = write(text, f'{tmp}/out{i}', tokenizer, num_workers)
-            share = r['cpu_seconds']/r['seconds']/min(num_workers, os.cpu_count())
+            r = write(text, f'{tmp}/out{i}', tokenizer)
+            share = r['cpu_seconds']/r['seconds']/os.cpu_count()
             runs.append(r | dict(mb_per_s=text_bytes/1e6/r['seconds'], cpu_share=share))
             print(f"{runs[-1]['mb_per_s']:.2f} MB/s, {share:.0%} of the cores", flush=True)
         reading, size = read(Path(tmp)/'out0', max(repeats, 3))
-    yield dict(python=platform.python_version(), numpy=np.__version__, workers=num_workers,
+    yield dict(python=platform.python_version(), numpy=np.__version__, workers=os.cpu_count(),
                vocab_size=vocab_size, text_bytes=text_bytes, size=size, runs=runs, read_tokens_per_s=reading)
 
 if __name__ == '__main__': main(pretokenize)
