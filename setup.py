@@ -30,7 +30,7 @@ setup(
     package_dir={'elleci.resources': 'data'},
     package_data={
         'elleci.resources': [
-            '*.toml', '*/*.toml', '*/*.jsonl', '*/*.js', '*/*.css', 'web/*.txt', 'corpus/*/*.txt',
+            '*.toml', '*/*.toml', '*/*.jsonl', '*/*.js', '*/*.css', '*/*.html', 'web/*.txt', 'corpus/*/*.txt',
         ],
     },
     include_package_data=False,

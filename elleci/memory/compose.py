@@ -8,7 +8,7 @@ __all__ = ['compose']
 # %% ../../nbs/12_compose.ipynb #81efa175
 import bisect, functools, re
 from collections import Counter
-from typing import NamedTuple
+from dataclasses import replace
 from ..core import UserError
 from .trace import Allocation, Trace, gc_disabled
 
@@ -61,18 +61,10 @@ class _BlockStorages:
         return [(a.nbytes, a.op, a.step) for a, n in allocations if n == block and a.phase == 'forward']
 
 # %% ../../nbs/12_compose.ipynb #3c85a036
-class _Run(NamedTuple):
-    "A row of events, all inside or all outside the blocks low … high − 1"
-    inside:bool
-    start:int # number of its first event
-    end:int   # number of the event after its last
-
-# %% ../../nbs/12_compose.ipynb #c8d57b28
-def _runs(event_blocks:list, low:int, high:int)->list: # of `_Run`, in order, without gaps
-    "Split events into the longest runs inside and outside of some blocks"
-    inside = [n is not None and low <= n < high for n in event_blocks]
-    edges = [0] + [i for i in range(1, len(inside)) if inside[i] != inside[i - 1]] + [len(inside)]
-    return [_Run(inside[start], start, end) for start, end in zip(edges, edges[1:])]
+def _rows(values:list)->list: # of (value, number of the first, number after the last), in order, without gaps
+    "The longest rows of equal values"
+    edges = [0] + [i for i in range(1, len(values)) if values[i] != values[i - 1]] + [len(values)]
+    return [(values[start], start, end) for start, end in zip(edges, edges[1:])]
 
 # %% ../../nbs/12_compose.ipynb #d87f6a42
 def _repeat_runs(storages:_BlockStorages, period:int, extra:int)->list|None:
@@ -81,7 +73,8 @@ def _repeat_runs(storages:_BlockStorages, period:int, extra:int)->list|None:
     event_blocks = storages.event_blocks()
     ascending = range(0, extra + 1, period)
     out = []
-    for inside, start, end in _runs(event_blocks, low, high):
+    inside_or_not = [n is not None and low <= n < high for n in event_blocks]
+    for inside, start, end in _rows(inside_or_not):
         events = storages.trace.events[start:end]
         if not inside:
             for e, n in zip(events, event_blocks[start:end]):
@@ -96,41 +89,21 @@ def _repeat_runs(storages:_BlockStorages, period:int, extra:int)->list|None:
         for shift in shifts: out += [(e, shift) for e in events]
     return out
 
-# %% ../../nbs/12_compose.ipynb #8b3d7164
-def _alike(a:Allocation, b:Allocation)->bool:
-    "Whether two storages of different blocks are the same but for the block"
-    return (
-        (a.nbytes, a.phase, a.op, a.step, a.category, a.host)
-        == (b.nbytes, b.phase, b.op, b.step, b.category, b.host)
-    )
-
 # %% ../../nbs/12_compose.ipynb #997c64fa
-def _successors(storages:_BlockStorages, period:int)->list: # for each event: the number of an event, or None
-    "Where the same happens to the same storage `period` blocks further on; None where nothing does"
+def _distances(storages:_BlockStorages, period:int)->list: # for each event: a number, or None
+    "How far away the same happens to the same storage `period` blocks further on; None where nothing does"
     trace = storages.trace
     names = [(e >= 0, *storages.key(max(e, ~e))) for e in trace.events]
     number = {name: k for k, name in enumerate(names)}
+    def alike(a, b):
+        return ((a.nbytes, a.phase, a.op, a.step, a.category, a.host)
+                == (b.nbytes, b.phase, b.op, b.step, b.category, b.host))
     out = []
     for k, (is_alloc, block, rank) in enumerate(names):
         found = None if block is None else number.get((is_alloc, block + period, rank))
-        if found is not None and not _alike(trace.allocation_at(k), trace.allocation_at(found)): found = None
-        out.append(found)
+        if found is not None and not alike(trace.allocation_at(k), trace.allocation_at(found)): found = None
+        out.append(None if found is None else found - k)
     return out
-
-# %% ../../nbs/12_compose.ipynb #62e52e58
-class _Stretch(NamedTuple):
-    "A row of events whose successors are equally far away"
-    start:int    # number of its first event
-    end:int      # number of the event after its last
-    distance:int # from an event to its successor; negative where blocks descend
-
-# %% ../../nbs/12_compose.ipynb #786f2347
-def _stretches(successors:list)->list: # of `_Stretch`
-    "The longest rows of events whose successors are equally far away"
-    distance = [None if k is None else k - i for i, k in enumerate(successors)]
-    edges = [0] + [i for i in range(1, len(distance)) if distance[i] != distance[i - 1]] + [len(distance)]
-    rows = [_Stretch(start, end, distance[start]) for start, end in zip(edges, edges[1:])]
-    return [row for row in rows if row.distance is not None]
 
 # %% ../../nbs/12_compose.ipynb #4c0f0fe4
 def _repeating_stretches(stretches:list, event_blocks:list, first:int, period:int)->list|None:
@@ -145,16 +118,17 @@ def _repeating_stretches(stretches:list, event_blocks:list, first:int, period:in
         if n_inside != abs(distance) or end - start < abs(distance): return None
         n_found += n_inside
         # With the successors of the last events, or of the first where blocks descend.
-        found.append(_Stretch(start + min(distance, 0), end + max(distance, 0), distance))
+        found.append((start + min(distance, 0), end + max(distance, 0), distance))
     if n_found < len(chosen): return None
     found.sort()
-    overlap = any(a.end > b.start for a, b in zip(found, found[1:]))
+    overlap = any(end > start for (_, end, _), (start, *_) in zip(found, found[1:]))
     return None if overlap else found
 
 # %% ../../nbs/12_compose.ipynb #5b1be83f
 def _find_repetition(storages:_BlockStorages, event_blocks:list, period:int)->tuple|None:
     "A period whose events repeat themselves, as near to the middle of the blocks as possible"
-    stretches = _stretches(_successors(storages, period))
+    rows = _rows(_distances(storages, period))
+    stretches = [(start, end, distance) for distance, start, end in rows if distance is not None]
     last_first = storages.n_blocks - 1 - 2*period
     for first in sorted(range(1, last_first + 1), key=lambda n: abs(2*n - last_first)):
         found = _repeating_stretches(stretches, event_blocks, first, period)
@@ -197,24 +171,18 @@ def _shift_allocation(allocation:Allocation, blocks:str, shift:int, period:int, 
         n_in_period = sum(1 <= (_block_number(layer, blocks) or 0) <= period for layer in stacked)
         nbytes += nbytes//len(stacked)*n_in_period*extra//period
     layer = _shift_layer(allocation.layer, blocks, shift)
-    a = allocation
-    new = Allocation(nbytes, a.phase, layer, a.op, a.step, alloc_event, category=a.category, host=a.host)
-    new.stacked_layers = stacked
-    return new
+    return replace(allocation, nbytes=nbytes, layer=layer, alloc_event=alloc_event, free_event=None)
 
 # %% ../../nbs/12_compose.ipynb #2e315f6d
 def _check_can_grow(storages:_BlockStorages, period:int, extra:int):
     "Raise `UserError` for a trace that is too short, or whose blocks are seen not to repeat"
     n = storages.n_blocks
     if period < 1 or extra < 0 or n < period + 2 or extra % period:
-        raise UserError(
-            f'{n} blocks of period {period} cannot grow by {extra}: trace at least {period + 2}, '
-            f'and add a multiple of {period}.'
-        )
+        raise UserError(f'{n} blocks of period {period} cannot grow by {extra}: trace at least {period + 2}, '
+                        f'and add a multiple of {period}.')
     if storages.forward_storages(1) != storages.forward_storages(1 + period):
-        raise UserError(
-            f'Blocks 1 and {1 + period} of {storages.blocks} are not alike: trace the whole model.'
-        )
+        raise UserError(f'Blocks 1 and {1 + period} of {storages.blocks} are not alike: trace the whole '
+                        'model.')
 
 # %% ../../nbs/12_compose.ipynb #3e18bfd7
 def _longer_trace(storages:_BlockStorages, order:list, period:int, extra:int)->Trace:
@@ -232,9 +200,8 @@ def _longer_trace(storages:_BlockStorages, order:list, period:int, extra:int)->T
             events.append(number[key])
             continue
         if key not in number:
-            raise UserError(
-                f'The blocks of {blocks} are not alike with period {period}: trace the whole model.'
-            )
+            raise UserError(f'The blocks of {blocks} are not alike with period {period}: trace the whole '
+                            'model.')
         freed = allocations[number[key]]
         freed.free_event = len(events)
         freed.free_phase = trace.allocations[i].free_phase
@@ -256,8 +223,6 @@ def compose(
     order = _repeat_runs(storages, period, extra)
     if order is None: order = _repeat_stretches(storages, period, extra)
     if order is None:
-        raise UserError(
-            f'The work of {storages.n_blocks} blocks of {blocks} is interleaved and not seen to repeat with '
-            f'period {period}: trace {2*period + 4} or more, or the whole model.'
-        )
+        raise UserError(f'The work of {storages.n_blocks} blocks of {blocks} is interleaved and not seen to '
+                        f'repeat with period {period}: trace {2*period + 4} or more, or the whole model.')
     return _longer_trace(storages, order, period, extra)

@@ -175,39 +175,33 @@ def _emulate_native_dropout(real, target:str): # a function with the same parame
 # %% ../../nbs/09_emulate.ipynb #7d2f2e1f
 # Named as in the dispatcher. What stands in the first lists runs in autocast's dtype, ...
 AUTOCAST_LOW_PRECISION = {
-    'cpu': (
-        'linear matmul mm bmm addmm addbmm baddbmm linalg_vecdot conv1d conv1d.padding conv2d conv2d.padding '
-        'conv3d conv3d.padding _convolution.deprecated conv_tbc conv_transpose1d conv_transpose2d.input '
-        'conv_transpose3d.input prelu scaled_dot_product_attention'
-    ).split(),
-    'cuda': (
-        'linear matmul mm bmm mv addmm addmv addr addbmm baddbmm chain_matmul einsum linalg_vecdot '
-        'linalg_multi_dot conv1d conv2d conv3d convolution _convolution _convolution.deprecated conv_tbc '
-        'conv_transpose1d conv_transpose2d.input conv_transpose3d.input prelu lstm_cell gru_cell '
-        'rnn_tanh_cell rnn_relu_cell _thnn_fused_lstm_cell _thnn_fused_gru_cell scaled_dot_product_attention '
-        '_scaled_dot_product_flash_attention'
-    ).split(),
+    'cpu': '''
+        linear matmul mm bmm addmm addbmm baddbmm linalg_vecdot conv1d conv1d.padding conv2d conv2d.padding
+        conv3d conv3d.padding _convolution.deprecated conv_tbc conv_transpose1d conv_transpose2d.input
+        conv_transpose3d.input prelu scaled_dot_product_attention'''.split(),
+    'cuda': '''
+        linear matmul mm bmm mv addmm addmv addr addbmm baddbmm chain_matmul einsum linalg_vecdot
+        linalg_multi_dot conv1d conv2d conv3d convolution _convolution _convolution.deprecated conv_tbc
+        conv_transpose1d conv_transpose2d.input conv_transpose3d.input prelu lstm_cell gru_cell
+        rnn_tanh_cell rnn_relu_cell _thnn_fused_lstm_cell _thnn_fused_gru_cell scaled_dot_product_attention
+        _scaled_dot_product_flash_attention'''.split(),
 }
 # ... in the second in fp32, ...
 AUTOCAST_FP32 = {
-    'cpu': (
-        'cross_entropy_loss nll_loss nll_loss2d mse_loss smooth_l1_loss l1_loss huber_loss kl_div prod '
-        'prod.dim_int binary_cross_entropy binary_cross_entropy_with_logits cdist'
-    ).split(),
-    'cuda': (
-        'nll_loss nll_loss2d mse_loss smooth_l1_loss l1_loss huber_loss kl_div poisson_nll_loss '
-        'binary_cross_entropy_with_logits cosine_embedding_loss hinge_embedding_loss margin_ranking_loss '
-        'multi_margin_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss layer_norm '
-        'native_layer_norm group_norm rms_norm softplus acos asin cosh sinh tan erfinv exp expm1 '
-        'log log2 log10 '
-        'log1p logsumexp reciprocal rsqrt renorm dist cdist pdist cosine_similarity pow.Tensor_Scalar '
-        'pow.Tensor_Tensor pow.Scalar norm.Scalar norm.ScalarOpt_dim frobenius_norm.dim nuclear_norm '
-        'nuclear_norm.dim linalg_vector_norm linalg_matrix_norm linalg_matrix_norm.str_ord '
-        'upsample_nearest1d '
-        'upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d upsample_bicubic2d '
-        'upsample_trilinear3d _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d '
-        '_upsample_bilinear2d_aa _upsample_bicubic2d_aa'
-    ).split(),
+    'cpu': '''
+        cross_entropy_loss nll_loss nll_loss2d mse_loss smooth_l1_loss l1_loss huber_loss kl_div prod
+        prod.dim_int binary_cross_entropy binary_cross_entropy_with_logits cdist'''.split(),
+    'cuda': '''
+        nll_loss nll_loss2d mse_loss smooth_l1_loss l1_loss huber_loss kl_div poisson_nll_loss
+        binary_cross_entropy_with_logits cosine_embedding_loss hinge_embedding_loss margin_ranking_loss
+        multi_margin_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss layer_norm
+        native_layer_norm group_norm rms_norm softplus acos asin cosh sinh tan erfinv exp expm1 log log2
+        log10 log1p logsumexp reciprocal rsqrt renorm dist cdist pdist cosine_similarity pow.Tensor_Scalar
+        pow.Tensor_Tensor pow.Scalar norm.Scalar norm.ScalarOpt_dim frobenius_norm.dim nuclear_norm
+        nuclear_norm.dim linalg_vector_norm linalg_matrix_norm linalg_matrix_norm.str_ord upsample_nearest1d
+        upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d upsample_bicubic2d
+        upsample_trilinear3d _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
+        _upsample_bilinear2d_aa _upsample_bicubic2d_aa'''.split(),
 }
 # ... and a GPU reads what stands in the last as it is and computes in fp32, unless the caller names a dtype.
 AUTOCAST_FP32_OUTPUT = dict(

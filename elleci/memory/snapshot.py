@@ -12,37 +12,14 @@ from collections import Counter
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from typing import Annotated, Any
+import msgspec
 import numpy as np
 from ..core import GiB, UserError, atomic_write, fmt_bytes
 from ..files import read_limited
 from ..summary import Summary, byte_rows, shown_as_summary
 from .allocator import FREE, LIVE, CachingAllocator, ExpandableAllocator, Replay, snapshot
-from .trace import Allocation, Trace
-
-# %% ../../nbs/12_snapshot.ipynb #bc445204
-class _LoggedAllocator(CachingAllocator):
-    "Writes down the segments that it takes"
-    def __init__(self):
-        super().__init__()
-        self.taken = []   # (address, bytes)
-
-    def _alloc_block(self, pool, size):
-        block = super()._alloc_block(pool, size)
-        self.taken.append((block.addr, block.size))
-        return block
-
-# %% ../../nbs/12_snapshot.ipynb #07ddcc5d
-class _LoggedExpandableAllocator(ExpandableAllocator):
-    "Writes down the pages that it maps"
-    def __init__(self):
-        super().__init__()
-        self.taken = []   # (address, bytes)
-
-    def _map_block(self, block, nbytes):
-        address, before = block.addr, self.reserved
-        mapped = super()._map_block(block, nbytes)
-        self.taken.append((address, self.reserved - before))
-        return mapped
+from .trace import Trace
 
 # %% ../../nbs/12_snapshot.ipynb #4fa6706b
 @dataclass
@@ -91,9 +68,9 @@ def place_blocks(
     replayed:Replay|None=None, # of this trace; None: PyTorch's default allocator, and no workspaces
 )->Placement:
     "The address of every block of a trace; `UserError` where the replay is of another trace"
-    if replayed is None: return _place(_LoggedAllocator(), trace, [])
+    if replayed is None: return _place(CachingAllocator(), trace, [])
     workspaces = _workspaces(trace, replayed)
-    for allocator in (_LoggedAllocator(), _LoggedExpandableAllocator()):
+    for allocator in (CachingAllocator(), ExpandableAllocator()):
         placed = _place(allocator, trace, workspaces)
         if np.array_equal(placed.reserved, replayed.reserved): return placed
     raise UserError('This replay is of another trace: give `replay(trace.replay_events())`.')
@@ -105,29 +82,18 @@ WORKSPACE_FRAMES = [dict(name='library workspace', filename='operator', line=0),
                     dict(name='workspaces', filename='category', line=0)]
 
 
-def _source_line(allocation:Allocation)->tuple: # (file, line); ('operator', 0) where the trace doesn't say
-    "Where in the user's program an allocation was made"
-    found = re.match(r'(.+):(\d+)( in a library)?$', getattr(allocation, 'line', ''))
-    return (found[1], int(found[2])) if found else ('operator', 0)
-
-
-def _frames(allocation:Allocation)->list: # of dicts, the innermost first
-    "The frames of an allocation"
-    file, line = _source_line(allocation)
-    told = allocation.layer or '(no layer)', allocation.phase, allocation.category
-    frames = [dict(name=allocation.op, filename=file, line=line)]
-    return frames + [dict(name=name, filename=kind, line=0) for kind, name in zip(FRAME_KINDS, told)]
-
-# %% ../../nbs/12_snapshot.ipynb #a872bd46
-class _Frames:
+def _frames(trace:Trace)->list: # for each allocation, of dicts, the innermost first
     "The frames of allocations; equal ones are one object, which a pickle holds once"
-    def __init__(self):
-        self.known = {}
-
-    def of(self, allocation):
-        key = allocation.op, allocation.layer, allocation.phase, allocation.category, _source_line(allocation)
-        if key not in self.known: self.known[key] = _frames(allocation)
-        return self.known[key]
+    known, out = {}, []
+    for a in trace.allocations:
+        told = a.op, a.line, a.layer or '(no layer)', a.phase, a.category
+        if told not in known:
+            found = re.match(r'(.+):(\d+)( in a library)?$', a.line)
+            file, line = (found[1], int(found[2])) if found else ('operator', 0)
+            ours = [dict(name=name, filename=kind, line=0) for kind, name in zip(FRAME_KINDS, told[2:])]
+            known[told] = [dict(name=a.op, filename=file, line=line), *ours]
+        out.append(known[told])
+    return out
 
 # %% ../../nbs/12_snapshot.ipynb #1e7c9e96
 def _entry(action:str, address:int, nbytes:int, event:int, frames=None)->dict:
@@ -136,7 +102,7 @@ def _entry(action:str, address:int, nbytes:int, event:int, frames=None)->dict:
                 frames=frames or [], compile_context='N/A', user_metadata='')
 
 
-def _history(trace:Trace, placed:Placement, frames:_Frames)->list: # of dicts
+def _history(trace:Trace, placed:Placement, frames:list)->list: # of dicts
     "What the allocator does, entry by entry"
     entries, taken = [], {}
     for address, nbytes, k in placed.segments: taken.setdefault(k, []).append((address, nbytes))
@@ -149,13 +115,13 @@ def _history(trace:Trace, placed:Placement, frames:_Frames)->list: # of dicts
         allocation, address = trace.allocations[i], placed.addresses[i]
         actions = ('alloc',) if e >= 0 else ('free_requested', 'free_completed')
         for action in actions:
-            entries.append(_entry(action, address, allocation.nbytes, k, frames.of(allocation)))
+            entries.append(_entry(action, address, allocation.nbytes, k, frames[i]))
     return entries + [_entry('snapshot', 0, 0, len(trace.device_events))]
 
 # %% ../../nbs/12_snapshot.ipynb #bbd99adb
-def _segments_at_end(trace:Trace, placed:Placement, frames:_Frames)->list: # of dicts
+def _segments_at_end(trace:Trace, placed:Placement, frames:list)->list: # of dicts
     "The segments after the last event, with PyTorch's keys"
-    owners = {int(placed.addresses[i]): frames.of(a) for i, a in enumerate(trace.allocations)
+    owners = {int(placed.addresses[i]): frames[i] for i, a in enumerate(trace.allocations)
               if a.free_event is None and not a.host}
     owners |= {address: WORKSPACE_FRAMES for address, _ in placed.workspaces}
     out = []
@@ -182,20 +148,13 @@ def as_snapshot(
     replayed:Replay|None=None, # of this trace; None: PyTorch's default allocator
 )->dict: # as `torch.cuda.memory._snapshot()` gives it; `time_us` is the number of the event
     "A predicted trace in the form of a recorded one"
-    placed, frames = place_blocks(trace, replayed), _Frames()
+    placed, frames = place_blocks(trace, replayed), _frames(trace)
     expandable = isinstance(placed.allocator, ExpandableAllocator)
-    return dict(
-        segments=_segments_at_end(trace, placed, frames),
-        device_traces=[_history(trace, placed, frames)],
-        allocator_settings=dict(
-            PYTORCH_CUDA_ALLOC_CONF='',
-            max_split_size=-1,
-            garbage_collection_threshold=0.,
-            expandable_segments=expandable,
-            roundup_power2_divisions={},
-        ),
-        external_annotations=[],
-    )
+    settings = dict(PYTORCH_CUDA_ALLOC_CONF='', max_split_size=-1, garbage_collection_threshold=0.,
+                    expandable_segments=expandable, roundup_power2_divisions={})
+    segments, history = _segments_at_end(trace, placed, frames), _history(trace, placed, frames)
+    return dict(segments=segments, device_traces=[history], allocator_settings=settings,
+                external_annotations=[])
 
 # %% ../../nbs/12_snapshot.ipynb #4381bacf
 def check_output(
@@ -224,32 +183,12 @@ def write_snapshot(
     atomic_write(path, pickle.dumps(as_snapshot(trace, replayed), protocol=4))
 
 # %% ../../nbs/12_snapshot.ipynb #ed1c99e0
-# The instructions that make numbers, strings, lists, tuples and dictionaries, and no others.
-DATA_OPCODES = frozenset('''
-    PROTO FRAME STOP MARK POP POP_MARK DUP NONE NEWTRUE NEWFALSE INT BININT BININT1 BININT2 LONG LONG1
-    FLOAT BINFLOAT STRING BINSTRING SHORT_BINSTRING UNICODE BINUNICODE SHORT_BINUNICODE BINUNICODE8
-    BINBYTES SHORT_BINBYTES EMPTY_LIST APPEND APPENDS LIST EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3
-    EMPTY_DICT DICT SETITEM SETITEMS GET BINGET LONG_BINGET PUT BINPUT LONG_BINPUT MEMOIZE
-'''.split())
-STORES = frozenset(('PUT', 'BINPUT', 'LONG_BINPUT'))
-
-
-def _check_instructions(raw:bytes, path):
-    "Raise `UserError` unless a pickle only makes data"
-    for n, (opcode, argument, _) in enumerate(pickletools.genops(raw)):
-        if opcode.name not in DATA_OPCODES:
-            raise UserError(
-                f'{path} carries code, which a memory snapshot never does: it was not opened; '
-                'ask its author for one from torch.cuda.memory._dump_snapshot.'
-            )
-        # Such a number makes the unpickler reserve a place for each that is smaller.
-        if opcode.name in STORES and argument > n: raise ValueError('a memo number out of order')
-
-
 class _DataUnpickler(pickle.Unpickler):
-    "A second lock on the same door"
-    def find_class(self, module, name): raise ValueError('code in the file')
-    def persistent_load(self, key): raise ValueError('a reference out of the file')
+    "Makes numbers, strings, lists, tuples and dictionaries; whatever else a pickle can make begins here"
+    def find_class(self, module, name):
+        raise UserError('it carries code, which a memory snapshot never does: it was not opened')
+
+    def persistent_load(self, key): self.find_class('', key)
 
 # %% ../../nbs/12_snapshot.ipynb #5f67a6c0
 SNAPSHOT_LIMIT = GiB    # bytes that a file may have at most
@@ -257,19 +196,17 @@ SNAPSHOT_LIMIT = GiB    # bytes that a file may have at most
 
 def _load_data(path:str|Path): # dict, list, …
     "What a pickle of plain data holds; `UserError` for one that is damaged, too large, or carries code"
-    try:
-        raw = read_limited(path, SNAPSHOT_LIMIT)
-        _check_instructions(raw, path)
-        return _DataUnpickler(BytesIO(raw)).load()
-    except UserError: raise
+    try: raw = read_limited(path, SNAPSHOT_LIMIT)
     except FileNotFoundError: raise UserError(f'There is no file {path}: check its name.') from None
-    except OSError as e: raise UserError(f'{path} cannot be read: {e.strerror}.') from None
+    try:
+        for n, (opcode, argument, _) in enumerate(pickletools.genops(raw)):
+            # A damaged number makes the unpickler reserve a place for each that is smaller.
+            if 'PUT' in opcode.name and argument > n: raise ValueError('a memo number out of order')
+        return _DataUnpickler(BytesIO(raw)).load()
     except Exception as e:
         # An unpickler raises nearly anything for damaged bytes.
-        raise UserError(
-            f'{path} is no memory snapshot, or damaged ({str(e)[:100]}): '
-            'give a file from torch.cuda.memory._dump_snapshot.'
-        ) from None
+        raise UserError(f'{path} is no memory snapshot, or damaged ({str(e)[:100]}): give a file from '
+                        'torch.cuda.memory._dump_snapshot.') from None
 
 # %% ../../nbs/12_snapshot.ipynb #fc451e4e
 @shown_as_summary
@@ -294,100 +231,80 @@ class Snapshot:
         return Summary(title, byte_rows({'in blocks': in_use, 'in holes': held - in_use}), note)
 
 # %% ../../nbs/12_snapshot.ipynb #6981f4d0
-MAX_ENTRIES = 5_000_000  # of a history, and of all blocks
+_Whole = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
 
 
-class _Reader:
-    "Takes what we need from the dictionaries of a snapshot; `ValueError` for what does not belong there"
-    def __init__(self):
-        self.known = {}  # id of a list of frames: (the list, which keeps the id its own, what it holds)
+class _Frame(msgspec.Struct):
+    name:str = ''
+    filename:str = ''
+    line:_Whole = 0
 
-    def number(self, x, name):
-        if type(x) is not int or not 0 <= x < 2**62: raise ValueError(f'{name} is {x!r:.40}')
-        return x
 
-    def record(self, x, name):
-        if type(x) is not dict: raise ValueError(f'{name} is a {type(x).__name__}')
-        return x
+class _Block(msgspec.Struct):
+    size:_Whole
+    state:str
+    requested_size:_Whole|None = None
 
-    def sequence(self, x, name):
-        if not isinstance(x, list | tuple): raise ValueError(f'{name} is a {type(x).__name__}')
-        if len(x) > MAX_ENTRIES: raise ValueError(f'{name} has more than {MAX_ENTRIES:,} entries')
-        return x
 
-    def frames(self, x):
-        "Tuples of (name, filename, line); equal lists are read once"
-        x = () if x is None else x
-        if id(x) not in self.known:
-            innermost = self.sequence(x, 'frames')[:64]
-            self.known[id(x)] = x, tuple(map(self.frame, innermost))
-        return self.known[id(x)][1]
+class _Segment(msgspec.Struct):
+    address:_Whole
+    total_size:_Whole
+    blocks:list[_Block]
+    device:int = 0
 
-    def frame(self, f):
-        f = self.record(f, 'a frame')
-        name, filename, line = f.get('name', ''), f.get('filename', ''), f.get('line', 0)
-        if type(name) is not str or type(filename) is not str: raise ValueError('a frame without names')
-        return name[:300], filename[:300], self.number(line, 'a line')
 
-    def block(self, b, address):
-        b = self.record(b, 'a block')
-        size, state = self.number(b['size'], 'a block'), b.get('state')
-        requested = self.number(b.get('requested_size', size), 'a request')
-        if type(state) is not str: raise ValueError('a block without a state')
-        return address, size, requested, state, self.frames(b.get('frames'))
+class _Entry(msgspec.Struct):
+    action:str
+    addr:_Whole = 0
+    size:_Whole = 0
 
-    def segment(self, s):
-        s = self.record(s, 'a segment')
-        base, total = self.number(s['address'], 'an address'), self.number(s['total_size'], 'a segment')
-        address, blocks = base, []
-        for b in self.sequence(s['blocks'], 'blocks'):
-            blocks.append(self.block(b, address))
-            address += blocks[-1][1]
-        if address != base + total: raise ValueError('blocks do not add up to their segment')
-        return dict(address=base, total_size=total, blocks=blocks)
 
-# %% ../../nbs/12_snapshot.ipynb #29b07a50
-def _pick_device(histories:list, device:int|None)->int:
-    "The GPU that is meant: the one given, or that with the longest history"
-    n_devices = max(len(histories), 1)
-    if device is None: return max(range(n_devices), key=lambda i: len(histories[i]) if histories else 0)
-    if type(device) is int and 0 <= device < n_devices: return device
-    raise UserError(f'device is {device!r}: this snapshot has GPUs 0 to {n_devices - 1}.')
+class _File(msgspec.Struct):
+    segments:list[_Segment]
+    device_traces:list[list[_Entry]] = []
+    allocator_settings:Any = None
 
 # %% ../../nbs/12_snapshot.ipynb #b55def91
 def snapshot_from_dict(
     data:dict,            # as `torch.cuda.memory._snapshot()` gives it
     device:int|None=None, # number of the GPU; None: that with the longest history
 )->Snapshot:
-    "A snapshot, checked; `ValueError` with the first thing that does not belong there"
-    reader = _Reader()
-    data = reader.record(data, 'the snapshot')
-    if 'segments' not in data: raise ValueError('it has no segments')
-    histories = reader.sequence(data.get('device_traces', []), 'histories')
-    histories = [reader.sequence(h, 'a history') for h in histories]
-    segments = [reader.record(s, 'a segment') for s in reader.sequence(data['segments'], 'segments')]
-    device = _pick_device(histories, device)
-    mine = [s for s in segments if s.get('device', 0) == device]
-    if sum(len(reader.sequence(s.get('blocks'), 'blocks')) for s in mine) > MAX_ENTRIES:
-        raise ValueError(f'more than {MAX_ENTRIES:,} blocks')
-    entries = [reader.record(e, 'an entry') for e in (histories[device] if histories else ())]
-    actions = [e['action'] for e in entries]
-    if not all(type(a) is str for a in actions): raise ValueError('an action that has no name')
-    settings = data.get('allocator_settings')
+    "A snapshot, checked; `msgspec.ValidationError` names the first thing that does not belong there"
+    file = msgspec.convert(data, _File)
+    histories = file.device_traces or [[]]
+    n_devices = len(histories)
+    if device is None: device = max(range(n_devices), key=lambda i: len(histories[i]))
+    if device not in range(n_devices):
+        raise UserError(f'device is {device!r}: this snapshot has GPUs 0 to {n_devices - 1}.')
+    known = {}      # id of a list of frames: what it holds; equal lists are often one
+    def frames(owner):
+        innermost = owner.get('frames') or ()
+        if id(innermost) not in known:
+            found = msgspec.convert(list(innermost)[:64], list[_Frame])
+            known[id(innermost)] = tuple((f.name, f.filename, f.line) for f in found)
+        return known[id(innermost)]
+    segments = []
+    for s, raw in zip(file.segments, data['segments']):
+        if s.device != device: continue
+        address, blocks = s.address, []
+        for b, raw_block in zip(s.blocks, raw['blocks']):
+            requested = b.size if b.requested_size is None else b.requested_size
+            blocks.append((address, b.size, requested, b.state, frames(raw_block)))
+            address += b.size
+        if address != s.address + s.total_size:
+            raise msgspec.ValidationError('blocks do not add up to their segment')
+        segments.append(dict(address=s.address, total_size=s.total_size, blocks=blocks))
+    entries, raw = histories[device], (data.get('device_traces') or [[]])[device]
+    settings = file.allocator_settings
     return Snapshot(
         device=device,
-        actions=actions,
-        addresses=np.array([_address(reader, e) for e in entries], np.int64),
-        sizes=np.array([reader.number(e.get('size', 0), 'a size') for e in entries], np.int64),
-        frames=[reader.frames(e.get('frames')) for e in entries],
-        segments=[reader.segment(s) for s in mine],
-        settings=settings if type(settings) is dict else {},
+        actions=[e.action for e in entries],
+        addresses=np.array([e.addr for e in entries], np.int64),
+        sizes=np.array([e.size for e in entries], np.int64),
+        frames=[frames(e) for e in raw],
+        segments=segments,
+        settings=settings if isinstance(settings, dict) else {},
     )
-
-# %% ../../nbs/12_snapshot.ipynb #8ba2ad8a
-def _address(reader, entry):
-    "The address of an entry; that of an out-of-memory error has none"
-    return reader.number(entry.get('addr', 0), 'an address') if entry['action'] != 'oom' else 0
 
 # %% ../../nbs/12_snapshot.ipynb #58c99c08
 def read_snapshot(
@@ -399,12 +316,9 @@ def read_snapshot(
     # Older versions wrote the segments alone.
     if type(data) is list: data = dict(segments=data)
     try: return snapshot_from_dict(data, device)
-    except UserError: raise
-    except (ValueError, KeyError, TypeError, OverflowError) as e:
-        raise UserError(
-            f'{path} is no memory snapshot ({str(e)[:100]}): '
-            'give a file from torch.cuda.memory._dump_snapshot.'
-        ) from None
+    except (msgspec.ValidationError, TypeError) as e:
+        raise UserError(f'{path} is no memory snapshot ({str(e)[:100]}): give a file from '
+                        'torch.cuda.memory._dump_snapshot.') from None
 
 # %% ../../nbs/12_snapshot.ipynb #7e648ae5
 ACTIONS = dict(a='alloc', f='free_completed', S='segment_alloc', F='segment_free', x='snapshot', o='oom')

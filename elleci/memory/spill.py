@@ -63,8 +63,8 @@ def _cgroup_memory(root):
 
 def _page_cache(limit_file):
     "Bytes of files that a cgroup's figure counts and that the kernel would give up"
-    try: text = (limit_file.parent/'memory.stat').read_text()
-    except OSError: return 0
+    stat = limit_file.parent/'memory.stat'
+    text = stat.read_text() if stat.exists() else ''
     found = re.search(r'^(?:total_)?inactive_file (\d+)$', text, re.M)
     return int(found[1]) if found else 0
 
@@ -91,18 +91,15 @@ def ram_remedy(
 )->str: # a sentence
     "What gives a process more of the machine's RAM"
     if ram.cgroup_limit and ram.cgroup_limit < ram.total:
-        return (
-            f'This container may take {fmt_bytes(ram.cgroup_limit)} of the machine\'s {fmt_bytes(ram.total)} '
-            '(memory.max of its cgroup): start it with more, as by `docker run --memory`.'
-        )
+        return (f"This container may take {fmt_bytes(ram.cgroup_limit)} of the machine's "
+                f'{fmt_bytes(ram.total)} (memory.max of its cgroup): start it with more, as by `docker run '
+                '--memory`.')
     if ram.is_wsl:
         # What Linux and its other programs hold already comes on top; a GB more for what is read meanwhile.
         wanted = -(-(needed + ram.total - ram.available)//10**9) + 1
-        return (
-            f"WSL2 has {fmt_bytes(ram.total)}, half of the machine's RAM unless it is told otherwise: if "
-            f'Windows can spare it, write `[wsl2]` and below it `memory={wanted}GB` into '
-            '`%UserProfile%\\.wslconfig`, run `wsl --shutdown` in Windows, and start again.'
-        )
+        return (f"WSL2 has {fmt_bytes(ram.total)}, half of the machine's RAM unless it is told otherwise: if "
+                f'Windows can spare it, write `[wsl2]` and below it `memory={wanted}GB` into '
+                '`%UserProfile%\\.wslconfig`, run `wsl --shutdown` in Windows, and start again.')
     return 'Close other programs, or add swap: what is written once and read late may well lie there.'
 
 # %% ../../nbs/13_spill.ipynb #841f05ee
@@ -125,10 +122,8 @@ def pinned_memory_note(
     if ram.is_wsl:
         return f'{fmt_bytes(pinned)} of it are to be pinned, which WSL2 limits: {slower}.'
     if ram.cgroup_limit and locked_limit is not None and locked_limit < pinned:
-        return (
-            f'{fmt_bytes(pinned)} of it are to be pinned, and `ulimit -l` is {fmt_bytes(locked_limit)} in '
-            f'this container: {slower}; `docker run --ulimit memlock=-1` lifts it.'
-        )
+        return (f'{fmt_bytes(pinned)} of it are to be pinned, and `ulimit -l` is {fmt_bytes(locked_limit)} '
+                f'in this container: {slower}; `docker run --ulimit memlock=-1` lifts it.')
     return ''
 
 # %% ../../nbs/13_spill.ipynb #246daf5d

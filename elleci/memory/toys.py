@@ -8,7 +8,7 @@ __all__ = ['TOY_VARIANTS', 'LAYER_MAJOR_VARIANTS', 'allocator_events', 'number_s
            'ToyLayerMajorStep']
 
 # %% ../../nbs/08_toys.ipynb #f7965e74
-import weakref
+import itertools, weakref
 from functools import partial
 import numpy as np
 import torch
@@ -43,16 +43,11 @@ def number_storages(
 )->list: # (+1 or −1, number, bytes)
     "Storages by the order of their birth; those that were there before the first event are left out"
     number = {}
-    numbered = []
-    n_storages = 0
+    numbered, fresh = [], itertools.count()
     for sign, key, nbytes in events:
         if nbytes < min_bytes: continue
-        if sign > 0:
-            number[key] = n_storages
-            n_storages += 1
-            numbered.append((sign, number[key], nbytes))
-        elif key in number:
-            numbered.append((sign, number.pop(key), nbytes))
+        if sign > 0: number[key] = next(fresh)
+        if key in number: numbered.append((sign, number[key] if sign > 0 else number.pop(key), nbytes))
     return numbered
 
 # %% ../../nbs/08_toys.ipynb #5dab281f
@@ -71,18 +66,13 @@ def assert_same_events(
     if predicted == recorded: return
     pairs = enumerate(zip(predicted, recorded))
     first = next((i for i, (a, b) in pairs if a != b), min(len(predicted), len(recorded)))
-    raise AssertionError(
-        f'{len(predicted)} events predicted, {len(recorded)} recorded, first difference at {first}: '
-        f'{predicted[first:first + 3]} against {recorded[first:first + 3]}'
-    )
+    raise AssertionError(f'{len(predicted)} events predicted, {len(recorded)} recorded, first difference at '
+                         f'{first}: {predicted[first:first + 3]} against {recorded[first:first + 3]}')
 
 # %% ../../nbs/08_toys.ipynb #afee9221
 class ToyBlock(nn.Module):
     "A block of a pre-norm Transformer"
-    def __init__(self,
-        D:int, # width of the residual stream
-        H:int, # heads
-    ):
+    def __init__(self, D:int, H:int):
         super().__init__()
         self.H = H
         self.norm = nn.RMSNorm(D)
@@ -99,14 +89,8 @@ class ToyBlock(nn.Module):
 
 # %% ../../nbs/08_toys.ipynb #a4d14f14
 class ToyModel(nn.Module):
-    "A small Transformer whose head is tied to its embedding"
-    def __init__(self,
-        L:int=4,  # blocks
-        D:int=48, # width of the residual stream
-        H:int=3,  # heads
-        V:int=80, # vocabulary
-        checkpointing:bool=False, # recompute each block in the backward pass
-    ):
+    "A small Transformer of L blocks, D wide, with H heads and V words; its head is tied to its embedding"
+    def __init__(self, L:int=4, D:int=48, H:int=3, V:int=80, checkpointing:bool=False):
         super().__init__()
         self.checkpointing = checkpointing
         self.embed = nn.Embedding(V, D)
@@ -165,11 +149,6 @@ TOY_VARIANTS = dict(
     fused=dict(optimizer=partial(torch.optim.AdamW, fused=True)),
 )
 
-# %% ../../nbs/08_toys.ipynb #5efbae33
-class _Held:
-    "A saved tensor that lives as long as the graph wants it"
-    def __init__(self, t): self.tensor = t.detach()
-
 # %% ../../nbs/08_toys.ipynb #a601f3d2
 def kept_sizes(
     f, # makes a result with a graph; called without arguments
@@ -177,16 +156,14 @@ def kept_sizes(
 )->list: # bytes of each storage, the smallest first
     "What autograd keeps of `f()` for its backward pass"
     held = []
-    skip = {t.untyped_storage()._cdata for t in not_these}
     def pack(t):
-        h = _Held(t)
-        held.append(weakref.ref(h))
-        return h
-    with saved_tensors_hooks(pack, lambda h: h.tensor):
-        _result = f()   # it keeps the graph until all is counted
-    storages = [h.tensor.untyped_storage() for h in (ref() for ref in held) if h is not None]
-    sizes = {s._cdata: s.nbytes() for s in storages}
-    return sorted(nbytes for key, nbytes in sizes.items() if key not in skip)
+        saved = t.detach()  # lives as long as the graph wants it
+        held.append(weakref.ref(saved))
+        return saved
+    with saved_tensors_hooks(pack, lambda saved: saved): _result = f()  # keeps the graph until all is counted
+    skip = {t.untyped_storage()._cdata for t in not_these}
+    storages = [t.untyped_storage() for t in (ref() for ref in held) if t is not None]
+    return sorted({s._cdata: s.nbytes() for s in storages if s._cdata not in skip}.values())
 
 # %% ../../nbs/08_toys.ipynb #47539b33
 class ToyRMSNorm(torch.autograd.Function):
@@ -239,16 +216,10 @@ def copy_data(
 # %% ../../nbs/08_toys.ipynb #632aaec5
 class ToyLayerMajorStep:
     "A step that walks the layers by itself, on a toy model"
-    def __init__(self,
-        device:str,          # 'cpu', or 'meta' for a rehearsal
-        M:int=2,             # micro-batches
-        half:bool=False,     # bf16 weights, whose gradients are accumulated in fp32
-        optimizer=torch.optim.AdamW, # class, or function of parameters and `lr`
-        streamed:bool=False, # the weights of the blocks, and their inputs, lie in host memory
-        prefetch:bool=False, # copy the next block's weights before this one runs
-        model=ToyModel,      # class
-        **kwargs,            # for the model
-    ):
+    # `half`: bf16 weights, whose gradients are accumulated in fp32; `streamed`: the weights of the blocks and
+    # their inputs lie in host memory; `prefetch`: the next block's weights are copied before this one runs.
+    def __init__(self, device:str, M:int=2, half:bool=False, optimizer=torch.optim.AdamW, streamed:bool=False,
+                 prefetch:bool=False, model=ToyModel, **kwargs):
         with torch.device(device):
             self.model = model(**kwargs)
             self.batches = [torch.zeros(2, 160, dtype=torch.long) for _ in range(M)]
