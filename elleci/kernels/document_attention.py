@@ -83,16 +83,10 @@ def _forward_tiles(q:Tensor, k:Tensor, v:Tensor, starts:list, scale:float)->tupl
 
 # %% ../../nbs/29_document_attention.ipynb #c04750e2
 def _backward_tiles(
-    dout:Tensor,  # (B, T, H, P)
-    q:Tensor,     # (B, T, H, P)
-    k:Tensor,     # (B, T, H, P)
-    v:Tensor,     # (B, T, H, P)
-    out:Tensor,   # (B, T, H, P) as from `_forward_tiles`
-    lse:Tensor,   # (B, T, H)
-    starts:list,  # of documents, and B·T
-    scale:float,  # of the scores
-)->tuple[Tensor, Tensor, Tensor]: # gradients of q, k and v
+    dout:Tensor, q:Tensor, k:Tensor, v:Tensor, out:Tensor, lse:Tensor, starts:list, scale:float,
+)->tuple[Tensor, Tensor, Tensor]:
     "Gradients of `_forward_tiles`, every tile of scores computed again"
+    # dout, q, k, v (B, T, H, P); out (B, T, H, P) as from `_forward_tiles`; lse (B, T, H)
     dtype = compute_dtype(q)
     dq, dk, dv = (torch.zeros_like(t, dtype=dtype) for t in (q, k, v))
     for segment in _segments(starts, q.shape[1]):

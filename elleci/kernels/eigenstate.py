@@ -282,15 +282,12 @@ def _launch_constants(x:Tensor, doc_ids:Tensor|None, chunk_size:int)->dict:
 
 # %% ../../nbs/22_eigenstate_triton.ipynb #96412351
 def _segment_ends(
-    x:Tensor,       # (B, T, K, 2), pairs next to each other
-    power:Tensor,   # (4, K) from `_two_part_power`
-    segment_power:Tensor, # (2, K) from `_segment_power`
-    initial:Tensor|None, # (B, K, 2) contiguous
-    doc_ids:Tensor|None, # (B, T) int32
-    reverse:bool,   # from the end of the row to its beginning
-    constants:dict, # from `_launch_constants`
-)->Tensor: # (B, ⌈T/S⌉ − 1, K, 2) fp32
+    x:Tensor, power:Tensor, segment_power:Tensor, initial:Tensor|None, doc_ids:Tensor|None, reverse:bool,
+    constants:dict,
+)->Tensor:
     "The states at the end of each segment but the last: the first two kernels"
+    # x (B, T, K, 2), pairs next to each other; power (4, K) from `_two_part_power`; segment_power (2, K) from
+    # `_segment_power`; initial (B, K, 2) contiguous; doc_ids (B, T) int32; gives (B, ⌈T/S⌉ − 1, K, 2) fp32
     B, T, K, _ = x.shape
     segments = cdiv(T, constants['S']) - 1
     ends = x.new_empty((B, segments, K, 2), dtype=torch.float32)

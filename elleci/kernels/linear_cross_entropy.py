@@ -137,15 +137,12 @@ def _tile(V):
 
 # %% ../../nbs/45_linear_cross_entropy_kernel.ipynb #d7832e85
 def _cross_entropy_triton(
-    x:Tensor,      # (N, V) fp32 logits, rows contiguous; overwritten
-    labels:Tensor, # (N,) int64
-    ignore_index:int,      # this label is not counted
-    z_loss:float,          # ζ
-    label_smoothing:float, # ε
-    dtype:torch.dtype|None, # of the gradient; None: none is wanted
-    scale:float=1., # the gradient is multiplied by it, before it is rounded
-)->tuple: # losses (N,) fp32; gradient (N, V), a view of the logits' memory
+    x:Tensor, labels:Tensor, ignore_index:int, z_loss:float, label_smoothing:float, dtype:torch.dtype|None,
+    scale:float=1.,
+)->tuple:
     "The kernel on a chunk"
+    # x (N, V) fp32 logits, rows contiguous; overwritten; labels (N,) int64; gives losses (N,) fp32; gradient
+    # (N, V), a view of the logits' memory
     N, V = x.shape
     loss, g = x.new_empty(N), x
     # A narrower gradient begins where its row of logits does.
@@ -324,15 +321,11 @@ def _hidden_grad(g, weight, out, plan, buffers):
 
 # %% ../../nbs/45_linear_cross_entropy_loop.ipynb #9e9819b9
 def _loss_and_gradients(
-    hidden:Tensor, # (N, D)
-    weight:Tensor, # (V, D)
-    labels:Tensor, # (N,)
-    row_losses,    # (logits, labels) of a chunk: their losses, and the gradient in the logits' place
-    plan:_ChunkPlan,
-    dh:Tensor|None, # (N, D), filled with the gradient of hidden
-    dw:Tensor|None, # (V, D), filled with the gradient of weight
-)->Tensor: # (), the sum of the losses
+    hidden:Tensor, weight:Tensor, labels:Tensor, row_losses, plan:_ChunkPlan, dh:Tensor|None, dw:Tensor|None,
+)->Tensor:
     "All chunks, one after the other"
+    # hidden (N, D); weight (V, D); labels (N,); dh (N, D), filled with the gradient of hidden; dw (V, D),
+    # filled with the gradient of weight
     buffers = {
         name: hidden.new_empty(shape, dtype=dtype)
         for name, (shape, dtype) in plan.buffers.items() if name != 'rows'
@@ -353,19 +346,12 @@ def _loss_and_gradients(
 
 # %% ../../nbs/45_linear_cross_entropy_loop.ipynb #de09cd5c
 def _linear_cross_entropy(
-    hidden:Tensor, # (N, D)
-    weight:Tensor, # (V, D)
-    labels:Tensor, # (N,) any integer dtype
-    ignore_index:int,      # this label is not counted
-    z_loss:float,          # ζ
-    label_smoothing:float, # ε
-    max_bytes:int,         # for all temporaries together
-    compute:torch.dtype,   # of the products
-    need_hidden:bool,      # whether the gradient of `hidden` is needed
-    need_weight:bool,      # whether that of `weight` is
-    triton:bool,           # the kernel, or torch code
-)->tuple[Tensor, Tensor, Tensor]: # sum of the losses (); gradients (N, D) and (V, D), (0,) if not needed
+    hidden:Tensor, weight:Tensor, labels:Tensor, ignore_index:int, z_loss:float, label_smoothing:float,
+    max_bytes:int, compute:torch.dtype, need_hidden:bool, need_weight:bool, triton:bool,
+)->tuple[Tensor, Tensor, Tensor]:
     "Loss and gradients, which are multiplied by `_grad_scale`; that of the weight is fp32 or wider"
+    # hidden (N, D); weight (V, D); labels (N,) any integer dtype; gives sum of the losses (); gradients
+    # (N, D) and (V, D), (0,) if not needed
     dtypes, scale = _working_dtypes(hidden, compute, triton), _grad_scale(compute, z_loss)
     needs_grad = need_hidden or need_weight
     rules = ignore_index, z_loss, label_smoothing

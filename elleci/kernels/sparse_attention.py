@@ -93,14 +93,11 @@ def _scores(q:Tensor, keys:Tensor, hidden:Tensor, rows:slice, scale:float)->Tens
 
 # %% ../../nbs/29_sparse_attention.ipynb #45a05491
 def _forward(
-    q:Tensor, # (B, T, H, P)
-    k:Tensor, # (B, T, H, P)
-    v:Tensor, # (B, T, H, Pv)
-    seq_idx:Tensor|None, # (B, T)
-    scale:float,
-    density:float,
-)->tuple[Tensor, Tensor, Tensor]: # out (B, T, H, Pv); log-sum-exps (B, H, T); choices (B, H, blocks, kept)
+    q:Tensor, k:Tensor, v:Tensor, seq_idx:Tensor|None, scale:float, density:float,
+)->tuple[Tensor, Tensor, Tensor]:
     "Block after block of queries; choices are int32, −1 for none"
+    # q, k (B, T, H, P); v (B, T, H, Pv); seq_idx (B, T); gives out (B, T, H, Pv); log-sum-exps (B, H, T);
+    # choices (B, H, blocks, kept)
     B, T, H, _ = q.shape
     n_blocks = -(-T//SPARSE_BLOCK)
     ids, first = _documents(seq_idx, B, T, q.device)
@@ -131,13 +128,11 @@ def _collect(total:Tensor, grad:Tensor, chosen:Tensor, i:int):
     total.flatten(0, 2).index_add_(0, numbers.flatten(), gathered.flatten(0, 2))
 
 def _backward(
-    dout:Tensor, # (B, T, H, Pv)
-    q:Tensor, k:Tensor, v:Tensor, out:Tensor, lse:Tensor, choices:Tensor, # from `_forward`
-    seq_idx:Tensor|None,
-    scale:float,
-    density:float,
-)->tuple[Tensor, Tensor, Tensor]: # gradients of q, k and v
+    dout:Tensor, q:Tensor, k:Tensor, v:Tensor, out:Tensor, lse:Tensor, choices:Tensor, seq_idx:Tensor|None,
+    scale:float, density:float,
+)->tuple[Tensor, Tensor, Tensor]:
     "Gradients of `_forward`, of the chosen blocks alone"
+    # dout (B, T, H, Pv)
     B, T, H, P = q.shape
     n_blocks = choices.shape[2]
     ids, _ = _documents(seq_idx, B, T, q.device)

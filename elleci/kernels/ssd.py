@@ -14,9 +14,7 @@ from .triton_compat import cdiv, jit, next_power_of_2, tl
 # %% ../../nbs/21_ssd_triton.ipynb #b975d0bf
 @jit
 def _chunk_decays_kernel(
-    dt, rate, doc_ids,
-    first, stride_dt_seqlen, T,
-    Q: tl.constexpr, HAS_DOC_IDS: tl.constexpr,
+    dt, rate, doc_ids, first, stride_dt_seqlen, T, Q: tl.constexpr, HAS_DOC_IDS: tl.constexpr,
 ):
     # Of the chunk that begins with token `first`, (Q,) each: dt; log2 of the running decay, coarse and fine;
     # the decays from the state before to each step, and from each step to the end; and the document ids.
@@ -183,11 +181,9 @@ def _forward_triton(x, dt, A, B, C, D, initial_state, doc_ids, chunk_size, save)
 # %% ../../nbs/21_ssd_triton.ipynb #4cc047b0
 @jit
 def _decode_kernel(
-    state, x, dt, A, B, C, D, y,
-    H, HEADS_PER_GROUP,
-    stride_x_batch, stride_x_head, stride_dt_batch, stride_dt_head,
-    stride_B_batch, stride_B_group, stride_C_batch, stride_C_group,
-    P: tl.constexpr, N: tl.constexpr, BP: tl.constexpr, BN: tl.constexpr, HAS_D: tl.constexpr,
+    state, x, dt, A, B, C, D, y, H, HEADS_PER_GROUP, stride_x_batch, stride_x_head, stride_dt_batch,
+    stride_dt_head, stride_B_batch, stride_B_group, stride_C_batch, stride_C_group, P: tl.constexpr,
+    N: tl.constexpr, BP: tl.constexpr, BN: tl.constexpr, HAS_D: tl.constexpr,
 ):
     # state ← exp(dt·A)·state + dt·x·Bᵀ, y = state·C + D·x. Oracle: ssd_step.
     # Grid B·H·⌈P/BP⌉; fp32; reads and writes the state once.
@@ -246,14 +242,12 @@ from torch import Tensor
 # %% ../../nbs/21_ssd_triton_backward.ipynb #13d7ac86
 @jit
 def _backward_x_kernel(
-    x, dt, A, B, C, D, doc_ids, dy, dfinal, dx, ddt_direct, ds, dstates, dinitial,
-    T, H, HEADS_PER_GROUP,
+    x, dt, A, B, C, D, doc_ids, dy, dfinal, dx, ddt_direct, ds, dstates, dinitial, T, H, HEADS_PER_GROUP,
     stride_x_batch, stride_x_seqlen, stride_x_head, stride_dt_batch, stride_dt_seqlen, stride_dt_head,
     stride_B_batch, stride_B_seqlen, stride_B_group, stride_C_batch, stride_C_seqlen, stride_C_group,
-    stride_dy_batch, stride_dy_seqlen, stride_dy_head,
-    P: tl.constexpr, N: tl.constexpr, Q: tl.constexpr, BP: tl.constexpr, BN: tl.constexpr,
-    PRECISION: tl.constexpr, HAS_D: tl.constexpr, HAS_DFINAL: tl.constexpr, HAS_INITIAL_STATE: tl.constexpr,
-    HAS_DOC_IDS: tl.constexpr,
+    stride_dy_batch, stride_dy_seqlen, stride_dy_head, P: tl.constexpr, N: tl.constexpr, Q: tl.constexpr,
+    BP: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, HAS_D: tl.constexpr,
+    HAS_DFINAL: tl.constexpr, HAS_INITIAL_STATE: tl.constexpr, HAS_DOC_IDS: tl.constexpr,
 ):
     # dx; ddt_direct, the direct part of ddt; ds, the part of the running sum's gradient that runs through
     # the states that the steps leave behind; dstates, the state's gradient after each chunk, and dinitial,
@@ -426,10 +420,8 @@ def _backward_BC_kernel(
 # %% ../../nbs/21_ssd_triton_backward.ipynb #3cf15eae
 @jit
 def _backward_dt_kernel(
-    dt, A, doc_ids, ddt_direct, ds, ds_parts, ds_end, ddt, dA,
-    T, H,
-    stride_dt_batch, stride_dt_seqlen, stride_dt_head,
-    NB: tl.constexpr, Q: tl.constexpr, BH: tl.constexpr, HAS_DOC_IDS: tl.constexpr,
+    dt, A, doc_ids, ddt_direct, ds, ds_parts, ds_end, ddt, dA, T, H, stride_dt_batch, stride_dt_seqlen,
+    stride_dt_head, NB: tl.constexpr, Q: tl.constexpr, BH: tl.constexpr, HAS_DOC_IDS: tl.constexpr,
 ):
     # ddt (B, T, H) and dA per chunk, from the direct part ddt_direct (NB, B, T, H), and from the running
     # sum's gradient: ds (NB, B, T, H), ds_parts (2, B, T, H) and that of each chunk's end, ds_end.

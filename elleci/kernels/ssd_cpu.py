@@ -120,13 +120,10 @@ def _chunk_doc_ids(
 
 # %% ../../nbs/21_ssd_cpu.ipynb #b778bac7
 def _block_decays(
-    dt:Tensor,           # (b, T, H)
-    A:Tensor,            # (H,)
-    doc_ids:Tensor|None, # (b, T)
-    span:tuple[int, int, int],
-    dtype:torch.dtype,   # to compute in
+    dt:Tensor, A:Tensor, doc_ids:Tensor|None, span:tuple[int, int, int], dtype:torch.dtype,
 )->_Decays:
     "The decays of one block; dt counts as a decay too, the last on the way from x to the state"
+    # dt (b, T, H); A (H,); doc_ids (b, T)
     start, stop, Q = span
     inside, edges = _chunk_doc_ids(doc_ids, span, dt.device)
     # From (b, n, H, Q) to (H, b·n, 1, Q).
@@ -193,16 +190,14 @@ def _bmm_each(a:Tensor, b:list, out:Tensor)->Tensor:
 
 # %% ../../nbs/21_ssd_cpu.ipynb #4b1e5a33
 def _heads_forward(
-    d:_Decays,
-    heads:slice,   # h of them, of one group
-    x:list,        # of h (b·n, Q, P)
-    Bt:Tensor, Ct:Tensor, # (b·n, N, Q) of the group
-    scores:Tensor, # (b·n, Q, Q) of the group
-    state:Tensor,  # (b, h, N, P) before the block
-    scratch:Tensor, L:Tensor, # (h, b·n, Q, Q), float64 and not, overwritten
-    y:Tensor,      # (h·b·n, Q, P) filled, but for the skip connection
-)->Tensor: # (b, n+1, h, N, P) states that enter each chunk, and the one after the block
+    d:_Decays, heads:slice, x:list, Bt:Tensor, Ct:Tensor, scores:Tensor, state:Tensor, scratch:Tensor,
+    L:Tensor, y:Tensor,
+)->Tensor:
     "Some heads in one block"
+    # x of h (b·n, Q, P); Bt, Ct (b·n, N, Q) of the group; scores (b·n, Q, Q) of the group; state (b, h, N, P)
+    # before the block; scratch, L (h, b·n, Q, Q), float64 and not, overwritten; y (h·b·n, Q, P) filled, but
+    # for the skip connection; gives (b, n+1, h, N, P) states that enter each chunk, and the one after the
+    # block
     b, h, N, P = state.shape
     between = d.between[heads]
     # What the steps of each chunk leave behind at its end.
@@ -217,18 +212,13 @@ def _heads_forward(
 
 # %% ../../nbs/21_ssd_cpu.ipynb #cd83aaf3
 def _forward_torch(
-    x:Tensor,  # (b, T, H, P) any strides
-    dt:Tensor, # (b, T, H) after softplus
-    A:Tensor,  # (H,) negative
-    B:Tensor,  # (b, T, G, N) any strides
-    C:Tensor,  # (b, T, G, N)
-    D:Tensor|None,   # (H,)
-    initial_state:Tensor|None, # (b, H, P, N)
-    doc_ids:Tensor|None, # (b, T) from `document_ids`
-    chunk_size:int,  # Q
-    save:bool,       # also return what `_backward_torch` needs
-)->tuple[Tensor, Tensor, Tensor]: # y; final state (b, H, P, N); states entering the chunks, or empty
+    x:Tensor, dt:Tensor, A:Tensor, B:Tensor, C:Tensor, D:Tensor|None, initial_state:Tensor|None,
+    doc_ids:Tensor|None, chunk_size:int, save:bool,
+)->tuple[Tensor, Tensor, Tensor]:
     "The chunked scan, a few heads after the other, every intermediate in the cache (Dao and Gu 2024, §6)"
+    # x (b, T, H, P) any strides; dt (b, T, H) after softplus; A (H,) negative; B (b, T, G, N) any strides; C
+    # (b, T, G, N); D (H,); initial_state (b, H, P, N); doc_ids (b, T) from `document_ids`; gives y; final
+    # state (b, H, P, N); states entering the chunks, or empty
     # The states that enter the chunks are (b, ⌈T/Q⌉, H, P, N); they and the final one are in compute dtype.
     # With N small, the Q×Q×P products bound the time.
     (b, T, H, P), (G, N), Q = x.shape, B.shape[2:], min(chunk_size, x.shape[1])
@@ -279,18 +269,13 @@ def _new_group(B:Tensor, C:Tensor, span:tuple[int, int, int], dtype:torch.dtype)
 
 # %% ../../nbs/21_ssd_cpu.ipynb #70d760a8
 def _heads_backward(
-    d:_Decays,
-    g:_Group,      # its gradients are added to
-    heads:slice,   # h of them, of one group
-    x:list,        # of h (b·n, Q, P)
-    dy:list,       # of h (b·n, Q, P)
-    states:Tensor, # (h·b·n, N, P) that entered the chunks
-    dlast:Tensor,  # (b, h, N, P) gradient of the state after the block
-    scratch:Tensor, # (h, b·n, Q, Q) float64, overwritten
-    L:Tensor, M:Tensor, dM:Tensor, # (h, b·n, Q, Q), overwritten
-    dx:Tensor,     # (h·b·n, Q, P) filled, but for the skip connection
-)->tuple[Tensor, Tensor, Tensor, Tensor]: # gradients of d.row, log(dt), D, and the state before
+    d:_Decays, g:_Group, heads:slice, x:list, dy:list, states:Tensor, dlast:Tensor, scratch:Tensor, L:Tensor,
+    M:Tensor, dM:Tensor, dx:Tensor,
+)->tuple[Tensor, Tensor, Tensor, Tensor]:
     "Some heads in one block; gradients are (b·n, h, Q) float64, (b·n, h, Q) float64, (h,) and (b, h, N, P)"
+    # x, dy of h (b·n, Q, P); states (h·b·n, N, P) that entered the chunks; dlast (b, h, N, P) gradient of the
+    # state after the block; scratch (h, b·n, Q, Q) float64, overwritten; L, M, dM (h, b·n, Q, Q),
+    # overwritten; dx (h·b·n, Q, P) filled, but for the skip connection
     # A decay's gradient is that of its logarithm: row sums less column sums of dM∘M. They nearly cancel,
     # so they are taken in float64.
     b, h, N, P = dlast.shape
@@ -330,13 +315,12 @@ def _add_each(total:Tensor, parts:Tensor):
 
 # %% ../../nbs/21_ssd_cpu.ipynb #dfca87ad
 def _backward_torch(
-    dy:Tensor|None,     # (b, T, H, P)
-    dfinal:Tensor|None, # (b, H, P, N)
-    x:Tensor, dt:Tensor, A:Tensor, B:Tensor, C:Tensor, D:Tensor|None, doc_ids:Tensor|None, # as forward
-    states:Tensor,  # (b, ⌈T/Q⌉, H, P, N) as `_forward_torch` returned them
-    chunk_size:int, # Q
-)->tuple: # dx, ddt, dA, dB, dC, dD or None in their inputs' dtypes; dinitial (b, H, P, N) in compute dtype
+    dy:Tensor|None, dfinal:Tensor|None, x:Tensor, dt:Tensor, A:Tensor, B:Tensor, C:Tensor, D:Tensor|None,
+    doc_ids:Tensor|None, states:Tensor, chunk_size:int,
+)->tuple:
     "All gradients of the scan, block by block from the end; decays, scores and products are computed anew"
+    # dy (b, T, H, P); dfinal (b, H, P, N); states (b, ⌈T/Q⌉, H, P, N) as `_forward_torch` returned them;
+    # gives dx, ddt, dA, dB, dC, dD or None in their inputs' dtypes; dinitial (b, H, P, N) in compute dtype
     (b, T, H, P), (G, N), Q = x.shape, B.shape[2:], min(chunk_size, x.shape[1])
     dtype = compute_dtype(x)
     states = states.mT
