@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from ..core import GiB, UserError, fmt_bytes
 from ..config import Config, ModelConfig, TrainConfig
 from ..annotate import CATEGORIES
-from ..memory.ledger import Fit, block_activation_bytes, card_bytes, card_overhead
+from ..summary import Summary, byte_rows, shown_as_summary
+from ..memory.ledger import COLOURS, Fit, block_activation_bytes, card_bytes, card_overhead
 from ..memory.ledger import head_activation_bytes, matmul_itemsize, parameter_shapes, phase_peaks
 from ..memory.ledger import residual_itemsize
 from .cost import training_cost, unit_of
@@ -124,7 +125,8 @@ class Estimate:
     peak:str=''                    # who made it: operator, phase and layer
 
 # %% ../../nbs/65_planner.ipynb #7c0eff72
-@dataclass(frozen=True, repr=False)
+@shown_as_summary
+@dataclass(frozen=True)
 class PlannedRun:
     "A training that was asked for, and what it takes; `problem` says why there can be no such training"
     config:Config|None  # None where a panel has refused it
@@ -144,11 +146,17 @@ class PlannedRun:
     @property
     def fits(self): return self.fit.fits
 
-    def __repr__(self):
+    def summary(self):
+        "By category, beside the card's limit"
         name = f'{self.config.preset if self.config else "no training"} on {self.card}'
-        if self.problem: return f'{name}: {self.problem}'
+        if self.problem: return Summary(name, [], self.problem)
+        best, limit = self.best, fmt_bytes(self.limit_bytes)
         how = 'rehearsed' if self.account else 'in closed form'
-        return f'{name}, {how}: {self.fit}'
+        title = f'{name}: {fmt_bytes(best.total_bytes)} of {limit}, {how}: {self.fit.answer}'
+        rows = byte_rows(best.categories, COLOURS)
+        if best.host_bytes is not None: rows.append(('beside the card', fmt_bytes(best.host_bytes)))
+        if best.step_seconds is not None: rows.append(('a step', f'{best.step_seconds:.3g} s'))
+        return Summary(title, rows + [('try', line) for line in self.suggestions])
 
 # %% ../../nbs/65_planner.ipynb #4a3e15a5
 def _closed_form_bytes(model, train): return sum(estimate_peak(model, train).values())

@@ -15,11 +15,12 @@ from torch import nn
 from ..config import Config, ModelConfig, TrainConfig
 from ..core import fmt_bytes
 from ..documents import document_ids
+from ..summary import Summary, byte_rows, shown_as_summary
 from ..engine.layer_major import make_model
 from ..layers.context_parallel import ContextParallel, _across_the_cut, check_context, set_context
 from ..layers.tensor_parallel import check_tensor_parallel
 from ..memory.allocator import replay
-from ..memory.ledger import Fit, Overhead, card_overhead, parameter_shapes
+from ..memory.ledger import COLOURS, Fit, Overhead, card_overhead, parameter_shapes
 from ..memory.ranks import Layout, chunk_rows, layout_of, local_model
 from ..memory.ranks import rank_sizes
 from ..memory.trace import gc_disabled
@@ -386,7 +387,8 @@ class _LayerMajorRanks(_Walk):
         return super().walk()
 
 # %% ../../nbs/64_account_ranks.ipynb #7de98143
-@dataclass(frozen=True, repr=False)
+@shown_as_summary
+@dataclass(frozen=True)
 class RanksAccount:
     "What each rank of a configuration holds, in bytes"
     config:Config
@@ -443,7 +445,10 @@ class RanksAccount:
         if limit: lines += ['', f'a rank {self.fit(limit, overhead)}; the buffers of NCCL are not counted']
         return '\n'.join(lines)
 
-    __repr__ = report
+    def summary(self):
+        "By category on the fullest rank"
+        title = f'{self.config.preset}, {self.layout}: {fmt_bytes(self.peak)} on the fullest rank'
+        return Summary(title, byte_rows(self.categories, COLOURS), f'The peak is {self.place}.')
 
     def as_dict(self, limit=None, overhead=None):
         "For programs: every size in bytes"
