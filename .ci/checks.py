@@ -202,7 +202,7 @@ def check_advice():
         for i, l in enumerate(p.read_text(encoding='utf-8').splitlines(), 1)
         if re.search(r'\bpip install ', l)
     ]
-    assert len(found) == 1 and found[0].startswith('elleci/core.py:'), found
+    assert len(found) == 1 and found[0].startswith('elleci/basics.py:'), found
 
 ALONE = '''
 import importlib.metadata as md, re, sys

@@ -13,7 +13,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 
 FLOORS = {
-    'core': 0, 'files': 0, 'toml': 0, 'config': 0, 'annotate': 0, 'plots': 0, 'command_line': 0,
+    'basics': 0, 'core': 0, 'files': 0, 'toml': 0, 'config': 0, 'annotate': 0, 'plots': 0, 'command_line': 0,
     'documents': 0, 'records': 0, 'commands': 0, 'summary': 0,
     'memory': 1,
     'kernels': 2,

@@ -300,8 +300,8 @@ def loop(steps=520):
     print(f"the loop: {found['loop_share']:.2%} of the step; leaks: {len(found['leaks'])}")
     yield found
 
-IMPORTED = 'import sys; from elleci.training.run import train_command; sys.exit(train_command())'
-COMMAND = 'import sys; from elleci.commands import train; sys.exit(train())'
+IMPORTED = 'import sys, elleci.training.run, elleci.commands as c; sys.exit(c.run_command(c.elleci_train))'
+COMMAND = "import sys; from elleci.commands import main; sys.exit(main('elleci_train'))"
 SETTINGS = {
     'as torch comes': (IMPORTED, {}),
     'OMP_WAIT_POLICY=passive': (IMPORTED, {'OMP_WAIT_POLICY': 'passive'}),

@@ -11,10 +11,7 @@ from torch import Tensor
 from .layers.cache import Cache
 
 # %% ../nbs/51_decode_step.ipynb #77a72393
-def why_no_graph(
-    model,       # an `Elleci`
-    cache:Cache, # of its prompts
-)->str|None: # a reason; None where a step can be recorded
+def why_no_graph(model, cache:Cache)->str|None: # a reason; None where a step can be recorded
     "Why decoding steps cannot be a CUDA graph"
     if cache.layers[0].device.type != 'cuda': return f'the model is on the {cache.layers[0].device.type}'
     if model.cfg.router != 'none': return 'the model has a router: what a step computes depends on the token'

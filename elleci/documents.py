@@ -12,9 +12,7 @@ from torch import Tensor
 from .core import UserError
 
 # %% ../nbs/06_documents.ipynb #ef9b1bf6
-def document_ids(
-    seq_idx:Tensor, # (B, T) integers
-)->Tensor: # (B, T) int64, 0 in the first document of a row, 1 in the next, …
+def document_ids(seq_idx:Tensor)->Tensor: # (B, T) int64, 0 in the first document of a row, 1 in the next, …
     "Number the documents of each row from 0"
     if seq_idx.is_floating_point() or seq_idx.ndim != 2:
         raise UserError(

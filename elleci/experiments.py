@@ -5,21 +5,19 @@
 # %% auto #0
 __all__ = ['LIBRARIES', 'NEEDS', 'TECHNIQUES', 'OFFLOAD', 'MACHINE', 'IDEAS', 'OTHERS', 'SWITCHES', 'RATES', 'why_not', 'combine',
            'select', 'Spread', 'speed_up', 'exactness', 'summarize', 'results_table', 'results_caption', 'pareto_front',
-           'draw_speed_memory', 'draw_waterfall', 'elleci_experiments', 'experiments_command']
+           'draw_speed_memory', 'draw_waterfall', 'run_experiments']
 
 # %% ../nbs/80_experiments.ipynb #f05e23b1
 import dataclasses, fnmatch, importlib.util, json, statistics
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Annotated
 import torch
-from .bench import BASELINE, STEPS, Bench, Switch, apply_switch, make_baseline
+from .bench import BASELINE, Bench, Switch, apply_switch, make_baseline
 from .bench import describe_measurement, read_measurements, run_bench, run_in_process
-from .command_line import run_command
-from .config import Config, resolve_config
-from .core import Range, UserError, atomic_write, fmt_bytes, pick_device, pip_install, require
-from .core import validate_ranges
+from .commands import elleci_experiments  # noqa: F401
+from .config import resolve_config
+from .core import UserError, atomic_write, fmt_bytes, pick_device, pip_install, require
 from .engine.machine_settings import MACHINE_SETTINGS
 from .engine.pipeline import check_stages
 from .layers.tensor_parallel import check_tensor_parallel
@@ -514,22 +512,10 @@ def _write_results(results, folder, switches):
     return path
 
 
-@validate_ranges
-def elleci_experiments(
-    #: The baseline: elleci_experiments --preset chatgot-85m --vram 4GiB
-    preset:str|None=None, # the model, with every technique off (default: a toy for a CPU)
-    config:str|Config|None=None, # a file of your own; from Python also a `Config`
-    set:list[str]|None=None, # any setting, as section.name=value; elleci_train --print-config lists them
-    steps:Annotated[int, Range(4, 10**6)]=STEPS, # optimizer steps of a measurement
-    vram:str|None=None,   # what a training may take, as a size such as 4GiB or a card such as rtx-4070
-    #: Rows: elleci_experiments --only 'checkpointing-*' bf16 --repeats 5
-    only:list[str]|None=None, # these rows alone, and what they are compared with
-    skip:list[str]|None=None, # not these
-    repeats:Annotated[int, Range(1, 100)]=3, # measurements of each row
-    #: Results: elleci_experiments --out runs/experiments
-    out:str='runs/experiments', # a folder; begun before, it is gone on with
+def run_experiments(
+    preset, config, set, steps, vram, only, skip, repeats, out,
 )->Path: # the results
-    "Measure every technique against one baseline; Ctrl-C keeps what is finished"
+    "What `elleci_experiments` does"
     switches = select(only or (), skip or ())
     given = preset is not None or config is not None or set
     baseline = make_baseline(resolve_config(preset, config, set or ()) if given else None, steps)
@@ -539,8 +525,3 @@ def elleci_experiments(
     path = _write_results(results, out, switches)
     print(f'{results_caption(results)}\n\n{results_table(results)}\n\nthe results are in {path}')
     return path
-
-
-def experiments_command():
-    "`elleci_experiments` in a shell"
-    return run_command(elleci_experiments)

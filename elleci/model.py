@@ -64,13 +64,8 @@ class Block(nn.Module):
     def _drop(self, update): return update if self.dropout is None else self.dropout(update)
     def _feed_forward(self, x, norm): return self._drop(self.ffn(x, norm))
 
-
-
 # %% ../nbs/50_model.ipynb #7f7bbc5d
-def with_tokens(
-    block:nn.Module, # a `Block`, or what takes its place
-    tokens:Tensor,   # (B, T) token ids of its input
-): # called as the block is
+def with_tokens(block:nn.Module, tokens:Tensor): # called as the block is
     "The block itself, or with the token ids if it reads them; autograd keeps nothing more for it"
     return functools.partial(block, tokens=tokens) if getattr(block, 'uses_tokens', False) else block
 
@@ -95,12 +90,7 @@ def _init_weights(model):
     if model.positions is not None: model.positions.weight.normal_(0, .02)
 
 # %% ../nbs/50_model.ipynb #1ae934ba
-def _check_decode_inputs(
-    model:nn.Module, # an `Elleci`
-    tokens:Tensor,   # (B, T)
-    seq_idx:Tensor|None, # (B, T)
-    cache:Cache,
-):
+def _check_decode_inputs(model, tokens, seq_idx, cache):
     "Raise `UserError` for a decoding step that a layer would refuse, before any has changed its cache"
     weight = model.embedding.weight
     integer = tokens.dtype in (torch.int32, torch.int64)
@@ -118,11 +108,7 @@ def _check_decode_inputs(
     cache.check(tokens, seq_idx)
 
 # %% ../nbs/50_model.ipynb #83b500db
-def _check_room(
-    max_positions:int,
-    max_len:int|None,    # tokens of a row, padding included
-    padding:Tensor|None, # (B,) int64
-):
+def _check_room(max_positions, max_len, padding):
     "Raise `UserError` for a cache with room for a text that would outgrow the learned positions"
     if max_len is None: return
     text = max_len if padding is None or padding.is_meta else max_len - int(padding.min())
@@ -133,14 +119,9 @@ def _check_room(
         )
 
 
-@contextlib.contextmanager
-def _cache_transaction(
-    cache:Cache|None,
-):
+def _cache_transaction(cache):
     "A transaction of the cache, if there is one"
-    if cache is None: yield
-    else:
-        with cache.transaction(): yield
+    return contextlib.nullcontext() if cache is None else cache.transaction()
 
 # %% ../nbs/50_model.ipynb #0877229b
 class Elleci(nn.Module):
@@ -232,12 +213,8 @@ def parameter_table(
     present = {type(m) for m in modules}
     table = {part: 0 for kind, part in kinds.items() if kind in present}
     if model.positions is not None: table['positions'] = model.positions.weight.numel()
-    counted = set()
-    for m in modules:
-        for p in m.parameters():
-            if id(p) in counted: continue
-            counted.add(id(p))
-            table[kinds[type(m)]] += p.numel()
+    parts = {id(p): (kinds[type(m)], p.numel()) for m in modules for p in m.parameters()}
+    for part, n in parts.values(): table[part] += n
     return table
 
 # %% ../nbs/50_model.ipynb #45751f67

@@ -29,10 +29,7 @@ class Summary(NamedTuple):
     note:str = '' # one sentence below
 
 # %% ../nbs/06_summary.ipynb #fd12203b
-def byte_rows(
-    sizes:dict,        # what: bytes
-    colours:dict|None=None, # what: colour of its bar
-)->list: # of `SummaryRow`
+def byte_rows(sizes:dict, colours:dict|None=None)->list: # of `SummaryRow`
     "A row for each size that isn't zero, with its share of the sum"
     whole = sum(n for n in sizes.values() if n > 0) or 1
     default = SummaryRow._field_defaults['colour']
@@ -46,9 +43,7 @@ MAX_LINES = 25      # of text
 MAX_CHARACTERS = 80 # of a label or a value
 
 
-def one_line(
-    text:str, # any
-)->str:
+def one_line(text:str)->str:
     "Text without line breaks and control characters, cut to `MAX_CHARACTERS`"
     text = text if len(text) <= 4*MAX_CHARACTERS else f'{text[:2*MAX_CHARACTERS]}…{text[-2*MAX_CHARACTERS:]}'
     plain = ''.join(c if c.isprintable() else ' ' for c in text).strip()
@@ -57,10 +52,8 @@ def one_line(
     return f'{plain[:half]}…{plain[1 - half:]}'
 
 # %% ../nbs/06_summary.ipynb #ebd92111
-def _rows(
-    summary:Summary,
-)->list: # of `SummaryRow` of printable text, so few that all of it has `MAX_LINES`
-    "The rows that are shown"
+def _rows(summary):
+    "The rows that are shown: printable text, so few that all of it has `MAX_LINES`"
     room = MAX_LINES - 1 - bool(summary.note)
     rows, rest = summary.rows, 0
     if len(rows) > room: rows, rest = rows[:room - 1], len(rows) - room + 1
@@ -69,9 +62,7 @@ def _rows(
     return shown + [SummaryRow(f'… and {rest:,} more')]*bool(rest)
 
 # %% ../nbs/06_summary.ipynb #8e946ff1
-def summary_text(
-    summary:Summary,
-)->str: # at most `MAX_LINES` lines
+def summary_text(summary:Summary)->str: # at most `MAX_LINES` lines
     "A summary for a terminal; shares in percent"
     rows = _rows(summary)
     left = max((len(row.label) for row in rows if row.value), default=0)
@@ -84,9 +75,7 @@ def summary_text(
     return '\n'.join(lines + [one_line(summary.note)]*bool(summary.note))
 
 # %% ../nbs/06_summary.ipynb #e525a949
-def summary_html(
-    summary:Summary,
-)->str:
+def summary_html(summary:Summary)->str:
     "A summary as an HTML table in the host's colours"
     rows = _rows(summary)
     bars = any(row.share is not None for row in rows)
@@ -96,11 +85,8 @@ def summary_html(
     return f'<div><table style="margin:0">{caption}<tbody>{"".join(lines)}</tbody></table>{note}</div>'
 
 
-def _html_row(
-    row:SummaryRow,
-    bars:bool, # whether the table has a column of bars
-)->str:
-    "A row of the table"
+def _html_row(row, bars):
+    "A row of the table, which may have a column of bars"
     label = f'<th scope="row" style="text-align:left;font-weight:400">{escape(row.label)}</th>'
     align = 'left' if row.share is None else 'right'
     span = ' colspan="2"' if bars and row.share is None else ''
@@ -112,39 +98,27 @@ def _html_row(
     return f'<tr>{label}{value}<td style="min-width:10em" title="{title}">{bar}</td></tr>'
 
 # %% ../nbs/06_summary.ipynb #5eadfbc8
-def _described(
-    value, # of a field
-)->str: # one line
-    "A value in a few words"
+def _described(value):
+    "A field's value in a few words"
     if hasattr(value, 'summary'): return value.summary().title
     if hasattr(value, 'shape') and hasattr(value, 'dtype'): return f'{tuple(value.shape)} {value.dtype}'
     if isinstance(value, int) and not isinstance(value, bool): return f'{value:,}'
     if dataclasses.is_dataclass(value) and not isinstance(value, type): return type(value).__name__
     sized = isinstance(value, (list, tuple, dict, set, frozenset, bytes))
-    if sized and (len(value) > 6 or not all(_is_short(v) for v in value)):
+    short = int, float, str, type(None), np.number
+    if sized and (len(value) > 6 or not all(isinstance(v, short) for v in value)):
         return f'{type(value).__name__} of {len(value):,}'
     return value if isinstance(value, str) else reprlib.repr(value) if sized else repr(value)
 
 
-def _is_short(
-    value, # in a list
-)->bool:
-    "Whether a value is a number, a name or None"
-    return isinstance(value, (int, float, str, type(None), np.number))
-
-
-def _fields_summary(
-    value, # a dataclass, a named tuple, or any object with attributes
-)->Summary:
-    "The fields of an object"
+def _fields_summary(value):
+    "The fields of a dataclass, a named tuple, or any object with attributes"
     if dataclasses.is_dataclass(value): names = [f.name for f in dataclasses.fields(value) if f.repr]
     else: names = getattr(value, '_fields', None) or [n for n in vars(value) if not n.startswith('_')]
     return Summary(type(value).__name__, [(name, _described(getattr(value, name))) for name in names])
 
 # %% ../nbs/06_summary.ipynb #357b4b1c
-def shown_as_summary(
-    cls:type, # with a method `summary`, or with fields
-)->type:
+def shown_as_summary(cls:type)->type:
     "Give a class a short `repr` and a table in notebooks"
     if not hasattr(cls, 'summary'): cls.summary = _fields_summary
     def __repr__(self): return summary_text(self.summary())

@@ -4,14 +4,14 @@
 
 # %% auto #0
 __all__ = ['STALLED_FACTOR', 'STALLED_SECONDS', 'run_tiles', 'Comparison', 'compare_with_prediction', 'RunState', 'run_state',
-           'find_runs', 'no_run_message', 'status_line', 'elleci_watch', 'watch_command']
+           'find_runs', 'no_run_message', 'status_line', 'watch']
 
 # %% ../../nbs/77_reader.ipynb #398655e5
-import difflib, itertools, math, os, shlex, shutil, statistics, sys, time, typing
+import difflib, itertools, math, os, shlex, shutil, statistics, sys, time
 from dataclasses import dataclass
 from pathlib import Path
-from ..core import Range, UserError, fmt_bytes, validate_ranges
-from ..command_line import run_command
+from ..core import UserError, fmt_bytes
+from ..commands import elleci_watch  # noqa: F401
 from ..config import read_config
 from ..planning.cost import fmt_seconds
 from ..training.checkpoint import checkpoints
@@ -282,14 +282,8 @@ def status_line(reader, running=None):
     return printable(' · '.join(parts))
 
 # %% ../../nbs/77_reader.ipynb #aeaa1a29
-@validate_ranges
-def elleci_watch(
-    #: What to look at: elleci_watch --run runs/elleci-tiny --every 10
-    run:str,          # the run's folder; of a folder of runs, the newest
-    once:bool=False,  # print one line and end
-    every:typing.Annotated[float, Range(.01, 86_400.)]=2., # seconds between glances
-)->None:
-    "Follow a run in one line, from its files; Ctrl-C ends the looking, not the run"
+def watch(run, once, every):
+    "What `elleci_watch` does"
     runs = find_runs(run)
     if not runs: raise UserError(no_run_message(run))
     reader, was_running = RunReader(runs[0]), None
@@ -308,8 +302,3 @@ def elleci_watch(
         was_running = running
         time.sleep(every)
     if overwrites: print()
-
-# %% ../../nbs/77_reader.ipynb #0bcc61c9
-def watch_command():
-    "`elleci_watch` in a shell"
-    return run_command(elleci_watch)

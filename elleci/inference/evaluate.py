@@ -5,18 +5,17 @@
 # %% auto #0
 __all__ = ['COPY_LENGTHS', 'RECALL_PAIRS', 'NEEDLE_LENGTHS', 'NEEDLE_DEPTHS', 'TASKS', 'validation_sources',
            'validation_documents', 'text_documents', 'evaluate', 'evaluation_table', 'evaluation_record',
-           'elleci_evaluate', 'evaluate_command']
+           'evaluate_run']
 
 # %% ../../nbs/77_evaluate.ipynb #ba6b369c
 import contextlib, datetime, hashlib, math, tempfile
-from collections.abc import Callable
 from json import dumps
 from itertools import islice
 from pathlib import Path
 import numpy as np
 import torch
 from ..core import PositiveInt, Seed, UserError, atomic_write, fmt_count, validate_ranges
-from ..command_line import run_command
+from ..commands import elleci_evaluate  # noqa: F401
 from ..toml import nearest
 from ..layers.ffn import PackedLinear
 from ..memory.ledger import parameter_counts
@@ -286,20 +285,8 @@ def evaluation_record(
     ) | known | found
 
 # %% ../../nbs/77_evaluate.ipynb #4bd41365
-def elleci_evaluate(
-    #: Of which model: elleci_evaluate --run runs/elleci-tiny
-    run:str='runs/elleci-tiny', # the folder of a run, or of a packed model
-    #: On which text: elleci_evaluate --data my_texts/ --tasks perplexity --context 0
-    data:str|None=None, # a file or folder of text, JSON lines or Parquet, or a recipe; else validation text
-    context:Context|None=None, # tokens that a prediction may see; 0: its whole document; else as in training
-    #: What is asked: elleci_evaluate --tasks cloze,recall --limit 50 --json recall.json
-    tasks:str=','.join(TASKS), # some of perplexity,cloze,copy,recall,needle
-    limit:PositiveInt=100, # documents of each source and items of each task, at most
-    seed:Seed=0,           # of copy, recall and needle
-    json:str|None=None,    # a new file for the figures, with weights, commit, hardware and date
-    show:Callable|None=None, # `print`, or what takes its place; None: nothing is shown
-)->dict: # the figures
-    "Score a trained model: bits per byte of held-out text, memory tasks, a cloze set in two languages"
+def evaluate_run(run, data, context, tasks, limit, seed, json, show)->dict: # the figures
+    "What `elleci_evaluate` does"
     if json is not None and (Path(json).exists() or not Path(json).parent.is_dir()):
         raise UserError(f'--json is {json!r}: give the name of a new file, in a folder that is there.')
     found = evaluate(run, data, tasks, limit, context, seed)
@@ -307,8 +294,3 @@ def elleci_evaluate(
     if json is not None:
         atomic_write(json, dumps(evaluation_record(run, found), indent=1, ensure_ascii=False) + '\n')
     return found
-
-# %% ../../nbs/77_evaluate.ipynb #1fc676e4
-def evaluate_command():
-    "`elleci_evaluate` in a shell"
-    return run_command(elleci_evaluate)

@@ -6,7 +6,7 @@
 __all__ = ['PREFIX', 'DTYPES', 'CHECKSUM_FILE', 'EXPORT_FORMAT', 'AUTO_MAP', 'CHAT_TEMPLATE', 'CHARACTER_FILE', 'USAGE',
            'export_tensors', 'write_checksums', 'write_loader_file', 'check_new_folder', 'check_finite',
            'save_pretrained', 'weight_files', 'read_weights', 'check_tensors', 'verify_export', 'read_export_tokenizer',
-           'from_pretrained', 'elleci_export', 'export_command']
+           'from_pretrained', 'export_run']
 
 # %% ../../nbs/77_export.ipynb #7e4b05b5
 import dataclasses, json, os, stat
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 from ..core import UserError, appears_whole, atomic_write, fmt_bytes, pick_device, require
-from ..command_line import run_command
+from ..commands import elleci_export  # noqa: F401
 from ..files import decode_json, read_json
 from ..config import ModelConfig
 from ..memory.ledger import parse_bytes
@@ -330,15 +330,8 @@ def from_pretrained(
     return model, tok
 
 # %% ../../nbs/77_export.ipynb #5c44529c
-def elleci_export(
-    #: From and to: elleci_export --run runs/elleci-tiny --out elleci-tiny-exported
-    run:str, # the run's folder, or that of a packed model
-    out:str, # a new folder
-    #: Its weights: elleci_export --run runs/elleci-tiny --out elleci-tiny-bf16 --dtype bf16
-    dtype:str='as-trained', # as-trained (all bits stay), fp32 or bf16
-    max_shard_size:str='5GB', # the largest file of weights
-)->int: # bytes of the weights
-    "Write a trained model for others: safetensors, config.json and tokenizer, as Transformers reads them"
+def export_run(run, out, dtype, max_shard_size)->int: # bytes of the weights
+    "What `elleci_export` does"
     if dtype != 'as-trained' and dtype not in DTYPES:
         raise UserError(f"--dtype is {dtype[:40]!r}: use as-trained, {' or '.join(DTYPES)}.")
     parse_bytes(max_shard_size)
@@ -349,8 +342,3 @@ def elleci_export(
     print(f"{out}: {fmt_bytes(size)} of weights; AutoModelForCausalLM.from_pretrained('{out}', "
           'trust_remote_code=True) loads them where elleci is installed')
     return size
-
-# %% ../../nbs/77_export.ipynb #2de4d072
-def export_command():
-    "`elleci_export` in a shell"
-    return run_command(elleci_export)

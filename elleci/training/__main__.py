@@ -9,7 +9,7 @@ __all__ = ['main']
 import sys
 from ..core import UserError
 from .processes import join_ranks, leave_ranks
-from .run import train_command
+from ..commands import main as run_command
 
 # %% ../../nbs/76_torchrun.ipynb #981eb329
 def main()->int: # exit code
@@ -18,7 +18,7 @@ def main()->int: # exit code
     except UserError as e:
         print(e, file=sys.stderr)
         return 2
-    return train_command()
+    return run_command('elleci_train')
 
 # %% ../../nbs/76_torchrun.ipynb #e63fcdea
 #| eval: false
