@@ -271,14 +271,6 @@ from torch.autograd.graph import saved_tensors_hooks
 from ..core import KiB
 from .trace import gc_disabled
 
-# %% ../../nbs/13_measure_compared.ipynb #98b1fbeb
-class _SavedTensor:
-    "A saved tensor, alive as long as the graph wants it; its shape is that of what it views"
-    def __init__(self, t):
-        whole = t if t._base is None else t._base
-        self.t = t.detach()
-        self.shape = tuple(whole.shape)
-
 # %% ../../nbs/13_measure_compared.ipynb #431df313
 def saved_tensors(
     f,          # function
@@ -288,17 +280,17 @@ def saved_tensors(
     "What autograd keeps for the backward pass of `f(*inputs)`, each storage once; `meta` tensors will do"
     references = []
     def pack(t):
-        saved = _SavedTensor(t)
+        # It lives as long as the graph wants it, and has the shape of what it views.
+        saved = t.detach()
+        saved.whole_shape = tuple((t if t._base is None else t._base).shape)
         references.append(weakref.ref(saved))
         return saved
-    with saved_tensors_hooks(pack, lambda saved: saved.t): out = f(*inputs)
+    with saved_tensors_hooks(pack, lambda saved: saved): out = f(*inputs)
     rows = {}      # key of a storage: what is said of it
-    for reference in references:
-        saved = reference()
+    for saved in (reference() for reference in references):
         if saved is None: continue
-        storage = saved.t.untyped_storage()
-        dtype = str(saved.t.dtype).removeprefix('torch.')
-        rows.setdefault(storage._cdata, (saved.shape, dtype, storage.nbytes()))
+        storage, dtype = saved.untyped_storage(), str(saved.dtype).removeprefix('torch.')
+        rows.setdefault(storage._cdata, (saved.whole_shape, dtype, storage.nbytes()))
     del out
     excluded = {t.untyped_storage()._cdata for t in exclude}
     return [row for key, row in rows.items() if key not in excluded]
