@@ -640,7 +640,7 @@ from functools import partial
 from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Literal, TypedDict
-import msgspec
+from ..core import require
 
 # %% ../../nbs/12_allocator_traces.ipynb #cf04acd7
 class _Segment(TypedDict):
@@ -677,6 +677,7 @@ def load_trace(
     path:str|Path, # *.json.gz with `events` [[action, address, bytes], …], `segments`, `settings`
 )->dict:
     "Read a recorded allocator trace; `UserError` for what is none, or has settings that are not modelled"
+    msgspec = require('msgspec', 'read recorded traces')
     try:
         trace = json.loads(gzip.decompress(Path(path).read_bytes()))
         msgspec.convert(trace, _Trace)

@@ -7,15 +7,14 @@ __all__ = ['Placement', 'place_blocks', 'as_snapshot', 'check_output', 'write_sn
            'read_snapshot', 'recording_as_snapshot']
 
 # %% ../../nbs/12_snapshot.ipynb #dbb3964d
-import pickle, pickletools, re
+import functools, pickle, pickletools, re
 from collections import Counter
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any
-import msgspec
 import numpy as np
-from ..core import GiB, UserError, atomic_write, fmt_bytes
+from ..core import GiB, UserError, atomic_write, fmt_bytes, require
 from ..files import read_limited
 from ..summary import Summary, byte_rows, shown_as_summary
 from .allocator import FREE, LIVE, CachingAllocator, ExpandableAllocator, Replay, snapshot
@@ -231,38 +230,33 @@ class Snapshot:
         return Summary(title, byte_rows({'in blocks': in_use, 'in holes': held - in_use}), note)
 
 # %% ../../nbs/12_snapshot.ipynb #6981f4d0
-_Whole = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
-
-
-class _Frame(msgspec.Struct):
-    name:str = ''
-    filename:str = ''
-    line:_Whole = 0
-
-
-class _Block(msgspec.Struct):
-    size:_Whole
-    state:str
-    requested_size:_Whole|None = None
-
-
-class _Segment(msgspec.Struct):
-    address:_Whole
-    total_size:_Whole
-    blocks:list[_Block]
-    device:int = 0
-
-
-class _Entry(msgspec.Struct):
-    action:str
-    addr:_Whole = 0
-    size:_Whole = 0
-
-
-class _File(msgspec.Struct):
-    segments:list[_Segment]
-    device_traces:list[list[_Entry]] = []
-    allocator_settings:Any = None
+@functools.cache
+def _schema():
+    "What a snapshot must have, and a frame of its call stacks; made at first use, which alone needs msgspec"
+    msgspec = require('msgspec', 'read snapshots')
+    Whole = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
+    class Frame(msgspec.Struct):
+        name:str = ''
+        filename:str = ''
+        line:Whole = 0
+    class Block(msgspec.Struct):
+        size:Whole
+        state:str
+        requested_size:Whole|None = None
+    class Segment(msgspec.Struct):
+        address:Whole
+        total_size:Whole
+        blocks:list[Block]
+        device:int = 0
+    class Entry(msgspec.Struct):
+        action:str
+        addr:Whole = 0
+        size:Whole = 0
+    class File(msgspec.Struct):
+        segments:list[Segment]
+        device_traces:list[list[Entry]] = []
+        allocator_settings:Any = None
+    return File, Frame
 
 # %% ../../nbs/12_snapshot.ipynb #b55def91
 def snapshot_from_dict(
@@ -270,7 +264,8 @@ def snapshot_from_dict(
     device:int|None=None, # number of the GPU; None: that with the longest history
 )->Snapshot:
     "A snapshot, checked; `msgspec.ValidationError` names the first thing that does not belong there"
-    file = msgspec.convert(data, _File)
+    msgspec, (File, Frame) = require('msgspec', 'read snapshots'), _schema()
+    file = msgspec.convert(data, File)
     histories = file.device_traces or [[]]
     n_devices = len(histories)
     if device is None: device = max(range(n_devices), key=lambda i: len(histories[i]))
@@ -280,7 +275,7 @@ def snapshot_from_dict(
     def frames(owner):
         innermost = owner.get('frames') or ()
         if id(innermost) not in known:
-            found = msgspec.convert(list(innermost)[:64], list[_Frame])
+            found = msgspec.convert(list(innermost)[:64], list[Frame])
             known[id(innermost)] = tuple((f.name, f.filename, f.line) for f in found)
         return known[id(innermost)]
     segments = []
@@ -312,7 +307,7 @@ def read_snapshot(
     device:int|None=None, # number of the GPU; None: that with the longest history
 )->Snapshot:
     "Read a snapshot without running anything in it; `UserError` for what is damaged, foreign or carries code"
-    data = _load_data(path)
+    msgspec, data = require('msgspec', 'read snapshots'), _load_data(path)
     # Older versions wrote the segments alone.
     if type(data) is list: data = dict(segments=data)
     try: return snapshot_from_dict(data, device)
