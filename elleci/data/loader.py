@@ -163,11 +163,6 @@ class Mixture:
             if n <= row < stop: lines.append(f'{name} has ended and is dropped (row {row})')
         return lines
 
-    def positions(self, n):
-        "{name: `Position`} of each source before row n"
-        counts = self._phase(n).counts(n)
-        return {name: self.sources[name].position(int(count)) for name, count in zip(self.names, counts)}
-
     @property
     def fingerprint(self):
         "Changes with text, tokens, row length, seed, what happens at a source's end, and `ORDER_VERSION`"
