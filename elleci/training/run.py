@@ -37,18 +37,19 @@ class Machine(NamedTuple):
     prices:dict = {} # kwh_price, hour_price, as for `training_cost`
 
 
+def _too_much(name, needed, where, free, remedy='take a smaller preset or a larger device'):
+    "The error where more is needed than there is"
+    return UserError(f'{name} needs {fmt_bytes(needed)}, and {where} has {fmt_bytes(free)} free: {remedy}.')
+
+
 def _refuse_too_large(config, machine):
     "`UserError` where the weights alone have no room: tracing a step of such a model would take minutes"
     num_params = sum(parameter_counts(config.model).values())
     where, free = machine.device, machine.free
     if config.train.weights_on != 'device': where, free = 'RAM', available_memory(torch.device('cpu'))
     weights = num_params*(2 if config.train.precision == 'bf16-weights' else 4)
-    if free is not None and weights > free:
-        raise UserError(
-            f'{config.preset} has {fmt_count(num_params)} parameters: its weights alone take '
-            f'{fmt_bytes(weights)}, and {where} has {fmt_bytes(free)} free: take a smaller model or a larger '
-            'device.'
-        )
+    name = f'{config.preset} has {fmt_count(num_params)} parameters: its weights alone are too large, it'
+    if free is not None and weights > free: raise _too_much(name, weights, where, free)
 
 # %% ../../nbs/76_preflight.ipynb #34de3ea3
 GPU_FILES = ('/dev/nvidia0', '/dev/dxg')    # of NVIDIA's driver on Linux, and of a GPU under WSL2
@@ -126,14 +127,11 @@ def _refuse_unless_it_fits(name, device, a, fit):
     if fit.answer == 'may fit': print(fit)
     if fit.answer != 'does not fit': return
     source = f'--preset {name}' if name in PRESETS else '--config FILE'
+    remedy = 'take a smaller preset or a larger device; '
+    remedy += f'`elleci_memory {source} --vram {fit.limit // 2**20}MiB` says what would fit'
     ram = read_ram() if a.target == 'cpu' else None
-    is_limited = ram is not None and (ram.is_wsl or ram.cgroup_limit)
-    raise UserError(
-        f'{name} needs {fmt_bytes(a.needed)}, and {device} has {fmt_bytes(fit.limit)} free: '
-        'take a smaller preset or a larger device; '
-        f'`elleci_memory {source} --vram {fit.limit // 2**20}MiB` says what would fit.'
-        + (f' {ram_remedy(a.needed, ram)}' if is_limited else '')
-    )
+    if ram is not None and (ram.is_wsl or ram.cgroup_limit): remedy += f'. {ram_remedy(a.needed, ram)}'
+    raise _too_much(name, a.needed, device, fit.limit, remedy.rstrip('.'))
 
 # %% ../../nbs/76_preflight.ipynb #b8192b0f
 def _refuse_too_much_ram(name, a, ram):
@@ -168,11 +166,9 @@ def _print_ranks(config, machine):
     )
     if fit.answer == 'may fit': print(f'a rank {fit}')
     if fit.answer == 'does not fit':
-        raise UserError(
-            f'{config.preset} needs {fmt_bytes(a.peak_reserved)} on the fullest of {n} ranks, and {device} '
-            f'has {fmt_bytes(free)} free: share weights with --fsdp or matrices with --tp, start more '
-            'ranks, or take a smaller preset.'
-        )
+        name = f'the fullest of {n} ranks of {config.preset}'
+        remedy = 'share weights with --fsdp or matrices with --tp, start more ranks, or take a smaller preset'
+        raise _too_much(name, a.peak_reserved, device, free, remedy)
 
 # %% ../../nbs/76_preflight.ipynb #fc7e4321
 def preflight(
