@@ -69,8 +69,7 @@ def check_labels(
 ):
     "`UserError` for labels that are out of range; for an evaluation, where none needs to be counted"
     V = model.head.weight.shape[0]
-    if bool(out_of_range(labels, V).any()):
-        _raise_for_labels([(None, labels, None)], V)
+    if bool(out_of_range(labels, V).any()): _raise_for_labels([(None, labels, None)], V)
 
 # %% ../../nbs/60_grad_accum.ipynb #1237a6dc
 def count_labels(
@@ -82,8 +81,7 @@ def count_labels(
     total = sum((labels != IGNORE_INDEX).sum() for _, labels, _ in micro_batches)
     fine = (total > 0) & (sum(out_of_range(labels, V).sum() for _, labels, _ in micro_batches) == 0)
     # `bool` waits for the device: once per step, for all micro-batches together.
-    if not bool(fine):
-        _raise_for_labels(micro_batches, V)
+    if not bool(fine): _raise_for_labels(micro_batches, V)
     return total
 
 # %% ../../nbs/60_grad_accum.ipynb #ffcafabc
@@ -123,8 +121,7 @@ def clip_gradients(
     norms = [norm_of(part).to(parts[0][0].device) for part in parts]
     norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
     if torch.isfinite(norm):
-        for part, n in zip(parts, norms):
-            nn.utils.clip_grads_with_norm_(part, max_grad_norm, n)
+        for part, n in zip(parts, norms): nn.utils.clip_grads_with_norm_(part, max_grad_norm, n)
         return norm
     bad = nonfinite_grads(model, list(model.parameters()))
     raise FloatingPointError(
@@ -142,8 +139,7 @@ def autocast(
     precision:str, # a key of `AUTOCAST_DTYPES`, or 'fp32' and 'bf16-weights', which need no casts
 ): # a context manager
     "Matmuls in bf16 or fp16, if that is the precision; weights stay as they are"
-    if precision not in AUTOCAST_DTYPES:
-        return contextlib.nullcontext()
+    if precision not in AUTOCAST_DTYPES: return contextlib.nullcontext()
     # Within another autocast, even one that is off, PyTorch still has casts of the last step's weights.
     torch.clear_autocast_cache()
     return torch.autocast(autocast_device(device), AUTOCAST_DTYPES[precision])
@@ -154,8 +150,7 @@ def fp32_gradients(
 ):
     "Let gradients of half-precision weights accumulate in fp32"
     for p in model.parameters():
-        if p.dtype in (torch.bfloat16, torch.float16):
-            p.grad_dtype = torch.float32
+        if p.dtype in (torch.bfloat16, torch.float16): p.grad_dtype = torch.float32
 
 # %% ../../nbs/60_grad_accum.ipynb #455a096f
 def weight_aux_losses(
@@ -175,8 +170,7 @@ def step_result(
 )->dict:
     "What a step returns: loss, tokens, grad_norm, and aux_loss where a layer added one"
     result = dict(loss=float(loss), tokens=int(n_labels), grad_norm=float(grad_norm))
-    if aux_losses:
-        result['aux_loss'] = float(sum(aux_losses))
+    if aux_losses: result['aux_loss'] = float(sum(aux_losses))
     return result
 
 # %% ../../nbs/60_grad_accum.ipynb #c6c2f0f1
@@ -356,20 +350,12 @@ class GradAccumStep:
         micro_batches:list, # of (tokens, labels, seq_idx), each (B, T) int64
     )->dict: # see `step_result`
         "One optimizer step; if it fails before the update, nothing has changed"
-        if self.partial_step:
-            raise UserError(self.partial_step)
+        if self.partial_step: raise UserError(self.partial_step)
         try:
             with self.around_step(micro_batches):
                 result = grad_accum_step(
-                    self.model,
-                    micro_batches,
-                    self.optimizer,
-                    self.max_grad_norm,
-                    self.precision,
-                    self.clip_by,
-                    self._set_rng_position,
-                    self.scaler,
-                    self.ranks,
+                    self.model, micro_batches, self.optimizer, self.max_grad_norm, self.precision,
+                    self.clip_by, self._set_rng_position, self.scaler, self.ranks
                 )
         except BaseException:
             self.optimizer.zero_grad(set_to_none=True)
@@ -381,8 +367,7 @@ class GradAccumStep:
         "Count a step that leaves the weights as they are now"
         self.global_step += 1
         if self.on_update:
-            for unit, params in params_by_unit(self.model).items():
-                self.on_update(unit, params)
+            for unit, params in params_by_unit(self.model).items(): self.on_update(unit, params)
 
     @torch.no_grad()
     def evaluate(self,

@@ -47,8 +47,7 @@ def uses_rng(
 )->bool:
     "Whether any part of `module` draws random numbers: a dropout, or one that declares `uses_rng = True`"
     def draws(m):
-        if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0:
-            return True
+        if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0: return True
         return getattr(m, 'uses_rng', False)
     return any(draws(m) for m in module.modules())
 
@@ -85,23 +84,20 @@ class _RNGDetector(TorchDispatchMode):
     rng_op = generator_op = ''
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if kwargs.get('generator') is not None:
-            self.generator_op = func.name()
+        if kwargs.get('generator') is not None: self.generator_op = func.name()
         if torch.Tag.nondeterministic_seeded in func.tags and self._draws(func, args):
             self.rng_op = func.name()
         return func(*args, **kwargs)
 
     def _draws(self, func, args):
-        if 'attention' not in func.name():
-            return True
+        if 'attention' not in func.name(): return True
         dropout = any(isinstance(a, float) and a > 0 for a in args)
         return dropout
 
 # %% ../../nbs/59_checks.ipynb #545aa9fe
 def _tensors_in(value):
     "The tensors in a value, one container deep"
-    if isinstance(value, Tensor):
-        return [value]
+    if isinstance(value, Tensor): return [value]
     if isinstance(value, dict):
         value = value.values()
     elif not isinstance(value, (list, tuple)):
@@ -118,8 +114,7 @@ def _stored_tensors(block):
         for attribute, value in vars(module).items():
             if attribute not in ignored and _tensors_in(value):
                 stored[name, attribute] = [id(t) for t in _tensors_in(value)]
-    for name, buffer in block.named_buffers():
-        stored['', name] = id(buffer), buffer._version
+    for name, buffer in block.named_buffers(): stored['', name] = id(buffer), buffer._version
     return stored
 
 # %% ../../nbs/59_checks.ipynb #c74b16bb
@@ -130,12 +125,10 @@ def _graph_leaves(y):
     leaves = []
     while to_visit:
         node = to_visit.pop()
-        if node is None or node in seen:
-            continue
+        if node is None or node in seen: continue
         seen.add(node)
         to_visit += [following for following, _ in node.next_functions]
-        if hasattr(node, 'variable'):
-            leaves.append(node.variable)
+        if hasattr(node, 'variable'): leaves.append(node.variable)
     return leaves
 
 # %% ../../nbs/59_checks.ipynb #8dcd8f6d
@@ -195,8 +188,7 @@ def check_block(
     "Raise `UserError` if a block hands on more than its output, or uses weights that are not its own"
     before = _stored_tensors(block)
     x = x.detach().requires_grad_()
-    with torch.enable_grad(), _RNGDetector() as detector:
-        y = (call or block)(x, seq_idx)
+    with torch.enable_grad(), _RNGDetector() as detector: y = (call or block)(x, seq_idx)
     _check_random_numbers(name, block, detector)
     if not isinstance(y, Tensor):
         raise UserError(

@@ -152,10 +152,8 @@ class DataParallel(OneProcess):
             with warnings.catch_warnings():
                 warnings.simplefilter('ignore', FutureWarning)
                 self.module = DistributedDataParallel(
-                    self.module,
-                    process_group=self.group,
-                    broadcast_buffers=False,
-                    gradient_as_bucket_view=True,
+                    self.module, process_group=self.group, broadcast_buffers=False,
+                    gradient_as_bucket_view=True
                 )
             # DDP takes a mean over ranks, and our losses are divided by the labels of all of them.
             self.module.register_comm_hook(self.group, _sum_gradients)

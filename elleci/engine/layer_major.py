@@ -58,8 +58,7 @@ def _check_supported(model, optimizer, precision):
             'change, and a layer-major step never has them; use bf16.'
         )
     needs = [k for k in ('max_grad_norm', 'grad_clip', 'clip_grad_norm') if optimizer.defaults.get(k)]
-    if isinstance(optimizer, torch.optim.LBFGS):
-        needs.append('a closure')
+    if isinstance(optimizer, torch.optim.LBFGS): needs.append('a closure')
     if needs:
         raise UserError(
             f'{type(optimizer).__name__} wants all gradients at once ({needs[0]}): '
@@ -79,8 +78,7 @@ def _backward_from(
     "Back-propagate from an output and from the losses added on the way to it, where they have a graph"
     roots = [(y, dy), *((v, torch.ones_like(v)) for v in aux_losses)]
     roots = [(t, gradient) for t, gradient in roots if t.requires_grad]
-    if roots:
-        torch.autograd.backward(*zip(*roots))
+    if roots: torch.autograd.backward(*zip(*roots))
 
 # %% ../../nbs/61_layer_major.ipynb #007b1b13
 class _UnitCompute:
@@ -105,8 +103,7 @@ class _UnitCompute:
         "The output of a unit below the head for micro-batch m; `x` are tokens for the embedding"
         self.rng.position = self.global_step, m
         module = self.units[unit][0]
-        if unit == 'embedding':
-            return embed(self.model, x, seq_idx)
+        if unit == 'embedding': return embed(self.model, x, seq_idx)
         block = with_tokens(module, tokens)
         if unit not in self.checked:
             check_block(unit, module, x, seq_idx, block)
@@ -152,11 +149,9 @@ class _UnitCompute:
 def _gradients_set_aside(params):
     "Within it these parameters have no gradient, so that an optimizer passes them over"
     gradients = [p.grad for p in params]
-    for p in params:
-        p.grad = None
+    for p in params: p.grad = None
     yield
-    for p, gradient in zip(params, gradients):
-        p.grad = gradient
+    for p, gradient in zip(params, gradients): p.grad = gradient
 
 # %% ../../nbs/61_layer_major.ipynb #866a1994
 class _UnitUpdates:
@@ -189,13 +184,11 @@ class _UnitUpdates:
             self.updated_units.append(unit)
             self.offload.mark_modified(unit)
             self.optimizer.step()
-            for p in params:
-                p.grad = None
+            for p in params: p.grad = None
         self.grad_norms.append(norm)
 
     def _check_finite(self, unit, params, norm):
-        if torch.isfinite(norm):
-            return
+        if torch.isfinite(norm): return
         advice = '; resume from the last checkpoint, or look at this batch.'
         if self.updated_units:
             advice = f', {len(self.updated_units)} units above were; resume from the last checkpoint.'
@@ -330,13 +323,8 @@ class LayerMajorStep:
         if placement.states_on == 'disk' and states_file is None:
             states_file = MappedFile(self.device)
         self.offload = ParameterOffload(
-            self.params_by_unit,
-            optimizer,
-            self.transfer_stream,
-            placement.weights_on,
-            placement.states_on,
-            resident=('embedding',) if tied else (),
-            states_memory=states_file,
+            self.params_by_unit, optimizer, self.transfer_stream, placement.weights_on,
+            placement.states_on, resident=('embedding',) if tied else (), states_memory=states_file
         )
         self.compute = _UnitCompute(model, precision, self.device, self.rng)
         self.updates = _UnitUpdates(model, optimizer, max_grad_norm, self.device, self.offload, self.ranks)
@@ -346,8 +334,7 @@ class LayerMajorStep:
         micro_batches:list, # of (tokens, labels, seq_idx), each (B, T) int64
     )->dict: # see `step_result`
         "One optimizer step; a unit whose gradient is not finite is not changed, nor any below it"
-        if self.partial_step:
-            raise UserError(self.partial_step)
+        if self.partial_step: raise UserError(self.partial_step)
         with self.around_step(micro_batches):
             n_labels = count_labels(micro_batches, self.vocab_size)
             micro_batches = [self.ranks.share(micro_batch) for micro_batch in micro_batches]
@@ -359,8 +346,7 @@ class LayerMajorStep:
             with _partial_step_guard(self):
                 self._forward(micro_batches)
                 loss = self._head(micro_batches)
-                for unit in reversed([*self.units][1:-1]):
-                    self._backward(unit, micro_batches)
+                for unit in reversed([*self.units][1:-1]): self._backward(unit, micro_batches)
                 self._embedding(micro_batches)
         self.global_step += 1
         grad_norm = torch.linalg.vector_norm(torch.stack(self.updates.grad_norms))
@@ -407,10 +393,7 @@ class LayerMajorStep:
         "Recompute a block with a graph, accumulate its gradient over all micro-batches, update it, free it"
         below = self.below[unit]
         with self.offload.on_device(unit, prefetch=below, states=True):
-            with (
-                self.ranks.gathered(unit, prefetch=below),
-                cache_ternary_weights(*self.units[unit]),
-            ):
+            with self.ranks.gathered(unit, prefetch=below), cache_ternary_weights(*self.units[unit]):
                 for m, micro_batch in enumerate(micro_batches):
                     dx = self.compute.recompute_and_backward(
                         unit, m, self._activation(below, m), self._activation(unit, m), micro_batch
@@ -437,21 +420,18 @@ class LayerMajorStep:
         return self.activations.get((unit, m), prefetch=following)
 
     def _keep(self, unit, m, t, made_by):
-        with layer_scope(made_by, 'activations'):
-            self.activations.put((unit, m), t)
+        with layer_scope(made_by, 'activations'): self.activations.put((unit, m), t)
 
     def _update(self, unit):
         for summed in self.ranks.reduce(unit, self.params_by_unit[unit]):
             self.updates.apply(summed)
-            if self.on_update:
-                self.on_update(summed, self.params_by_unit[summed])
+            if self.on_update: self.on_update(summed, self.params_by_unit[summed])
 
     def skip(self):
         "Count a step that leaves the weights as they are now"
         self.global_step += 1
         if self.on_update:
-            for unit, params in self.params_by_unit.items():
-                self.on_update(unit, params)
+            for unit, params in self.params_by_unit.items(): self.on_update(unit, params)
 
     @torch.no_grad()
     def evaluate(self,
@@ -488,13 +468,10 @@ def make_model(
     "A fresh model, its weights made in the dtype in which they are trained (rates and norms in fp32)"
     half = train.precision == 'bf16-weights'
     # Weights in bf16 are drawn in bf16, so that no larger copy of them ever exists.
-    with torch.device('meta' if half else device):
-        model = Elleci(cfg, train.checkpointing)
-    if not half:
-        return model
+    with torch.device('meta' if half else device): model = Elleci(cfg, train.checkpointing)
+    if not half: return model
     model = model.bfloat16().to_empty(device=device)
-    if torch.device(device).type != 'meta':
-        model.reset_parameters()
+    if torch.device(device).type != 'meta': model.reset_parameters()
     return model
 
 # %% ../../nbs/61_layer_major.ipynb #16f1ea82
@@ -510,8 +487,7 @@ def make_engine(
     "The engine that a configuration names"
     for m in model.modules():
         # Before the engine is made: it looks for modules that draw random numbers.
-        if isinstance(m, BitLinear):
-            m.int8_backward = train.int8_backward
+        if isinstance(m, BitLinear): m.int8_backward = train.int8_backward
     model.loss_workspace_bytes = train.loss_workspace_mib*MiB
     choose_kernels(model, train.attention_backend, train.scan_backend)
     if train.engine == 'grad_accum':
@@ -522,16 +498,8 @@ def make_engine(
     else:
         placement = Placement(train.block_inputs_on, train.weights_on, train.states_on)
         engine = LayerMajorStep(
-            model,
-            optimizer,
-            train.max_grad_norm,
-            train.precision,
-            placement,
-            train.seed,
-            global_step,
-            device,
-            states_file,
-            ranks,
+            model, optimizer, train.max_grad_norm, train.precision, placement, train.seed, global_step,
+            device, states_file, ranks
         )
     engine.compiled_blocks = compile_blocks(model, train)
     return engine

@@ -60,8 +60,7 @@ class HostMemory:
             return t
         self.placement = 'pageable'
         # The refusal is left in the driver as an error, which would end the next kernel: this one takes it.
-        with contextlib.suppress(RuntimeError):
-            torch.ones(1, device=self.device)
+        with contextlib.suppress(RuntimeError): torch.ones(1, device=self.device)
         warnings.warn(
             f'This system does not pin {t.nbytes} bytes more: host memory stays pageable, '
             'and copies slower.'
@@ -79,8 +78,7 @@ class HostMemory:
                 return
 
     def __del__(self):
-        for t in self.registered:
-            torch.cuda.cudart().cudaHostUnregister(t.data_ptr())
+        for t in self.registered: torch.cuda.cudart().cudaHostUnregister(t.data_ptr())
 
 # %% ../../nbs/59_offload.ipynb #3d990457
 class Transfer(NamedTuple):
@@ -127,8 +125,7 @@ class TransferStream:
 
     def _wait_event(self, event):
         "Let the device compute nothing more before this event"
-        if event is not None:
-            torch.cuda.current_stream(self.device).wait_event(event)
+        if event is not None: torch.cuda.current_stream(self.device).wait_event(event)
 
     def wait(self,
         transfer:Transfer, # from `prefetch`
@@ -139,8 +136,7 @@ class TransferStream:
 
     def synchronize(self):
         "Block the processor until all copies are done"
-        if self.stream is not None:
-            self.stream.synchronize()
+        if self.stream is not None: self.stream.synchronize()
         self.in_flight.clear()
 
 # %% ../../nbs/59_offload.ipynb #a2344851
@@ -172,13 +168,10 @@ class ActivationStore:
         prefetch=None, # the key that will be needed next: its copy to the device is queued
     )->Tensor: # on the device
         "The tensor that was last put under `key`"
-        if self.host_memory is None:
-            return self.on_device[key]
-        if key not in self.prefetched:
-            self._queue_copy(key)
+        if self.host_memory is None: return self.on_device[key]
+        if key not in self.prefetched: self._queue_copy(key)
         t = self.transfer_stream.wait(self.prefetched.pop(key))
-        if prefetch is not None:
-            self._queue_copy(prefetch)
+        if prefetch is not None: self._queue_copy(prefetch)
         return t
 
     def _queue_copy(self, key):
@@ -187,8 +180,7 @@ class ActivationStore:
     def _slot_for(self, key, t):
         "The slot of `key`; a new one, if there is none or the shape or dtype has changed"
         slot = self.host_slots.get(key)
-        if slot is not None and slot.shape == t.shape and slot.dtype == t.dtype:
-            return slot
+        if slot is not None and slot.shape == t.shape and slot.dtype == t.dtype: return slot
         if slot is not None:
             # A copy may still be reading from or writing to the old slot.
             self.transfer_stream.synchronize()
@@ -233,8 +225,7 @@ class FlatBuffer:
         self.host_buffer = host_memory.empty((size,), torch.uint8, category)
         self.device_buffer = None
         self.prefetched = None        # a `Transfer` that is under way
-        for view, t in zip(self.host_tensors(), tensors):
-            view.copy_(t)
+        for view, t in zip(self.host_tensors(), tensors): view.copy_(t)
 
     def views(self,
         buffer:Tensor, # (bytes,) uint8
@@ -268,8 +259,7 @@ class FlatBuffer:
         write_back:bool, # copy to host memory first
     )->list: # of tensors in host memory
         "Free the copy on the device"
-        if self.prefetched:
-            self.transfer_stream.wait(self.prefetched)
+        if self.prefetched: self.transfer_stream.wait(self.prefetched)
         if write_back and self.device_buffer is not None:
             self.transfer_stream.to_host(self.device_buffer, self.host_buffer)
         self.device_buffer = None
@@ -295,16 +285,13 @@ class _UnitTensors:
         return FlatBuffer(tensors, self.host_memory, self.transfer_stream, category, self.unit)
 
     def prefetch(self):
-        if self.buffer is not None:
-            self.buffer.prefetch()
+        if self.buffer is not None: self.buffer.prefetch()
 
     def cancel_prefetch(self):
-        if self.buffer is not None:
-            self.buffer.release(write_back=False)
+        if self.buffer is not None: self.buffer.release(write_back=False)
 
     def to_device(self):
-        if self.buffer is not None:
-            self.attach(self.buffer.to_device())
+        if self.buffer is not None: self.attach(self.buffer.to_device())
 
 # %% ../../nbs/59_offload.ipynb #2390e4ad
 class _UnitWeights(_UnitTensors):
@@ -319,12 +306,10 @@ class _UnitWeights(_UnitTensors):
             self.attach(self.buffer.host_tensors())
 
     def attach(self, tensors):
-        for p, t in zip(self.params, tensors):
-            p.data = t
+        for p, t in zip(self.params, tensors): p.data = t
 
     def release(self, modified):
-        if self.buffer is not None:
-            self.attach(self.buffer.release(write_back=modified))
+        if self.buffer is not None: self.attach(self.buffer.release(write_back=modified))
 
 # %% ../../nbs/59_offload.ipynb #e330bac1
 class _UnitStates(_UnitTensors):
@@ -333,24 +318,21 @@ class _UnitStates(_UnitTensors):
         super().__init__(*args)
         self.optimizer = optimizer
         self.placed_keys = []      # `keys` of the tensors in `buffer`
-        if self.keys():
-            self.place()
+        if self.keys(): self.place()
 
     def keys(self)->list:
         "[(parameter, key)] of the states; counters, which have no dimensions, stay where they are"
         keys = []
         for p in self.params:
             for key, t in self.optimizer.state.get(p, {}).items():
-                if isinstance(t, Tensor) and t.ndim:
-                    keys.append((p, key))
+                if isinstance(t, Tensor) and t.ndim: keys.append((p, key))
         return keys
 
     def tensors(self)->list:
         return [self.optimizer.state[p][key] for p, key in self.keys()]
 
     def attach(self, tensors):
-        for (p, key), t in zip(self.placed_keys, tensors):
-            self.optimizer.state[p][key] = t
+        for (p, key), t in zip(self.placed_keys, tensors): self.optimizer.state[p][key] = t
 
     def moved(self)->bool:
         "True if the states are not where they were placed, e.g. after `load_state_dict`"
@@ -361,11 +343,9 @@ class _UnitStates(_UnitTensors):
 
     def fits_buffer(self, tensors)->bool:
         "True if the buffer has a place for each of these states; not so after an optimizer's first step"
-        if self.buffer is None:
-            return False
+        if self.buffer is None: return False
         def identities(keys): return [(id(p), key) for p, key in keys]
-        if identities(self.keys()) != identities(self.placed_keys):
-            return False
+        if identities(self.keys()) != identities(self.placed_keys): return False
         return self.buffer.layout == [(t.shape, t.dtype) for t in tensors]
 
     @torch.no_grad()
@@ -376,25 +356,21 @@ class _UnitStates(_UnitTensors):
         if self.host_memory is None:
             self.attach([t.to(self.transfer_stream.device) for t in tensors])
             return
-        if self.buffer is not None:
-            self.host_memory.release(self.buffer.host_buffer)
+        if self.buffer is not None: self.host_memory.release(self.buffer.host_buffer)
         self.buffer = self.new_buffer(tensors, 'optimizer')
         self.attach(self.buffer.host_tensors())
 
     def release(self, modified):
-        if self.host_memory is None:
-            return
+        if self.host_memory is None: return
         tensors = self.tensors()
         if not self.fits_buffer(tensors):
             self.cancel_prefetch()
-            if modified and tensors:
-                self.place()
+            if modified and tensors: self.place()
             return
         if modified and self.buffer.device_buffer is not None:
             for view, t in zip(self.buffer.views(self.buffer.device_buffer), tensors):
                 # The optimizer has replaced this tensor instead of changing it.
-                if view.data_ptr() != t.data_ptr():
-                    view.copy_(t)
+                if view.data_ptr() != t.data_ptr(): view.copy_(t)
         self.attach(self.buffer.release(write_back=modified))
 
 # %% ../../nbs/59_offload.ipynb #b3e5725e
@@ -432,24 +408,19 @@ class ParameterOffload:
         "Within it, a unit's weights (and the optimizer's states for them) are on the device"
         with layer_scope(unit):
             try:
-                for tensors in self._tensors(unit, states):
-                    tensors.to_device()
-                for tensors in self._tensors(prefetch, states):
-                    tensors.prefetch()
+                for tensors in self._tensors(unit, states): tensors.to_device()
+                for tensors in self._tensors(prefetch, states): tensors.prefetch()
                 yield
             except BaseException:
-                for tensors in self._tensors(prefetch, states):
-                    tensors.cancel_prefetch()
+                for tensors in self._tensors(prefetch, states): tensors.cancel_prefetch()
                 raise
             finally:
                 modified = unit in self.modified
                 self.modified.discard(unit)
-                for tensors in self._tensors(unit, states):
-                    tensors.release(modified)
+                for tensors in self._tensors(unit, states): tensors.release(modified)
 
     def _tensors(self, unit, states):
-        if unit is None:
-            return []
+        if unit is None: return []
         return [self.weights[unit], self.states[unit]] if states else [self.weights[unit]]
 
     def mark_modified(self,
@@ -461,8 +432,7 @@ class ParameterOffload:
     def place_moved_states(self):
         "Put optimizer states where they belong, if something else has replaced them since"
         for states in self.states.values():
-            if states.moved():
-                states.place()
+            if states.moved(): states.place()
 
     def params_on_host(self)->list: # of parameters
         "The parameters whose weights are kept in host memory"
@@ -481,8 +451,7 @@ def tune_malloc(
     threshold:int=MiB, # bytes from which a freed block goes back to the system at once
 )->bool: # whether it does now
     "Let this process keep no large freed blocks, if it is `allow_malloc_tuning` and the C library is glibc"
-    if not _MALLOC['allowed']:
-        return False
+    if not _MALLOC['allowed']: return False
     try:
         libc = ctypes.CDLL(None)
     except (OSError, TypeError):
