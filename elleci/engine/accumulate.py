@@ -35,15 +35,11 @@ def _check_micro_batches(micro_batches):
         if len(batch) != 3:
             raise UserError(f'Micro-batch {n} is of {len(batch)} parts: give (tokens, labels, seq_idx).')
         if batch[1].dtype != torch.int64:
-            raise UserError(
-                f'Micro-batch {n} has labels in {batch[1].dtype}: give int64, which holds {IGNORE_INDEX} too.'
-            )
+            raise UserError(f'Micro-batch {n} has labels in {batch[1].dtype}: give int64.')
         for name, t, like in zip(('tokens', 'labels', 'seq_idx'), batch, micro_batches[0]):
             if t.shape != batch[0].shape:
-                raise UserError(
-                    f'Micro-batch {n} has {name} {tuple(t.shape)} for tokens {tuple(batch[0].shape)}: '
-                    'give the same shape.'
-                )
+                shapes = f'{tuple(t.shape)} for tokens {tuple(batch[0].shape)}'
+                raise UserError(f'Micro-batch {n} has {name} {shapes}: give the same shape.')
             if t.dtype != like.dtype or t.device != like.device:
                 raise UserError(
                     f'Micro-batch {n} has {name} in {t.dtype} on {t.device}, '
@@ -64,11 +60,10 @@ def _raise_for_labels(micro_batches, V):
 
 # %% ../../nbs/60_grad_accum.ipynb #4854cea9
 def check_labels(
-    labels:Tensor,   # (B, T) int64
-    model:nn.Module, # an `Elleci`
+    labels:Tensor, # (B, T) int64
+    V:int,         # vocabulary
 ):
     "`UserError` for labels that are out of range; for an evaluation, where none needs to be counted"
-    V = model.head.weight.shape[0]
     if bool(out_of_range(labels, V).any()): _raise_for_labels([(None, labels, None)], V)
 
 # %% ../../nbs/60_grad_accum.ipynb #1237a6dc
@@ -91,11 +86,8 @@ def nonfinite_grads(
 )->list: # names, at least one
     "Whose gradient is not finite; if only its norm overflows, the parameter with the largest gradient"
     in_question = {id(p) for p in params}
-    gradients = {
-        name: p.grad
-        for name, p in model.named_parameters()
-        if id(p) in in_question and p.grad is not None
-    }
+    named = model.named_parameters()
+    gradients = {name: p.grad for name, p in named if id(p) in in_question and p.grad is not None}
     # Of a DTensor this process has a part, which may be empty.
     gradients = {name: g.to_local() if hasattr(g, 'to_local') else g for name, g in gradients.items()}
     largest = {name: g.abs().max() for name, g in gradients.items() if g.numel()}
@@ -185,9 +177,7 @@ class OneProcess:
     n = 1                    # processes
     has_whole_weights = True # whether each process has all of every weight, gradient and state
 
-    def __init__(self,
-        model:nn.Module|None=None, # an `Elleci`, for the ordinary step
-    ):
+    def __init__(self, model=None): # an `Elleci`, for the ordinary step
         self.model = model
 
     @property
@@ -195,60 +185,43 @@ class OneProcess:
         "Whether this process reads, writes and prints for all"
         return self.rank == 0
 
-    def on_main(self, f, *args):
-        "Let rank 0 call a function; its result (picklable), or its error, is that of all ranks"
-        return f(*args)
+    # Rank 0 calls a function; its result (picklable), or its error, is that of all ranks.
+    def on_main(self, f, *args): return f(*args)
 
-    def everywhere(self, f, *args):
-        "Let every rank call a function that doesn't communicate; an error in one is an error in all"
-        return f(*args)
+    # Every rank calls a function that doesn't communicate; an error in one is an error in all.
+    def everywhere(self, f, *args): return f(*args)
 
-    def gather(self, value)->list: # by rank
-        "What each rank has given (picklable), on every rank"
-        return [value]
+    # What each rank has given (picklable), by rank, on every rank.
+    def gather(self, value): return [value]
 
-    def check_same(self, what, values):
-        "`UserError` on every rank unless all have the same dict of `values`"
+    # `UserError` on every rank unless all have the same dict of `values`.
+    def check_same(self, what, values): pass
 
-    def share(self,
-        micro_batch:tuple, # of (tokens, labels, seq_idx), each (B, T)
-    )->tuple:
-        "The part of a micro-batch that this process computes"
-        return micro_batch
+    # The part of (tokens, labels, seq_idx) that this process computes.
+    def share(self, micro_batch): return micro_batch
 
-    def begin_micro_batch(self,
-        is_last:bool, # of the step: gradients are added up between processes in its backward pass
-    ):
-        "Called before the forward pass of each micro-batch"
+    # Before each forward pass; in the backward pass of the last, gradients are added up between processes.
+    def begin_micro_batch(self, is_last): pass
 
     def loss(self, tokens, labels, seq_idx)->Tensor: # () nats, summed over the labels of this process
         "The model's loss, with a graph"
         return token_loss(self.model, self.model.hidden(tokens, seq_idx), labels)
 
-    def finish_gradients(self):
-        "Called after the last backward pass of a step"
+    # After the last backward pass of a step.
+    def finish_gradients(self): pass
 
-    def norm(self, params)->Tensor: # ()
-        "As `gradient_norm`, where a process may have a part of each gradient"
-        return gradient_norm(params)
+    # As `gradient_norm`, where a process may have a part of each gradient.
+    def norm(self, params): return gradient_norm(params)
 
-    def total(self,
-        t:Tensor, # ()
-    )->Tensor: # ()
-        "The sum over all processes"
-        return t
+    # The sum of a () tensor over all processes.
+    def total(self, t): return t
 
-    def all_true(self, flag:bool)->bool:
-        "Whether a flag is set in every process"
-        return flag
+    # Whether a flag is set in every process.
+    def all_true(self, flag): return flag
 
-    def whole(self, name, t):
-        "The whole of a parameter, or of a state as large, of which this process may have a part"
-        return t
-
-    def part(self, name, t):
-        "The part that this process has of a parameter, or of a state as large"
-        return t
+    # All of a parameter, or of a state as large, of which this process may have a part; and that part.
+    def whole(self, name, t): return t
+    def part(self, name, t): return t
 
 # %% ../../nbs/60_grad_accum.ipynb #9d7bdade
 def grad_accum_step(
@@ -339,8 +312,7 @@ class GradAccumStep:
             'load the last checkpoint, and go on from there.'
         )
 
-    def _update_ended(self, *_):
-        self.partial_step = ''
+    def _update_ended(self, *_): self.partial_step = ''
 
     def _set_rng_position(self, m):
         self.rng.position = self.global_step, m
@@ -352,16 +324,18 @@ class GradAccumStep:
         "One optimizer step; if it fails before the update, nothing has changed"
         if self.partial_step: raise UserError(self.partial_step)
         try:
-            with self.around_step(micro_batches):
-                result = grad_accum_step(
-                    self.model, micro_batches, self.optimizer, self.max_grad_norm, self.precision,
-                    self.clip_by, self._set_rng_position, self.scaler, self.ranks
-                )
+            with self.around_step(micro_batches): result = self._step(micro_batches)
         except BaseException:
             self.optimizer.zero_grad(set_to_none=True)
             raise
         self.skip()
         return result
+
+    def _step(self, micro_batches):
+        return grad_accum_step(
+            self.model, micro_batches, self.optimizer, self.max_grad_norm, self.precision, self.clip_by,
+            self._set_rng_position, self.scaler, self.ranks
+        )
 
     def skip(self):
         "Count a step that leaves the weights as they are now"
@@ -376,7 +350,7 @@ class GradAccumStep:
         seq_idx:Tensor,
     )->Tensor: # () nats, summed
         "The loss, without gradients and without dropout"
-        check_labels(labels, self.model)
+        check_labels(labels, len(self.model.head.weight))
         part = self.ranks.share((tokens, labels, seq_idx))
         with eval_mode(self.model), autocast(self.device, self.precision):
             return self.ranks.total(self.ranks.loss(*part))

@@ -60,16 +60,13 @@ class StepRNG:
     ):
         self.seed = seed
         self.position = (0, 0)      # step and micro-batch; set by the engine
-        modules_with_rng = [
-            (name, m) for name, modules in units(model).items() for m in modules if uses_rng(m)
-        ]
-        if any(name == 'head' for name, _ in modules_with_rng):
+        with_rng = [(name, m) for name, modules in units(model).items() for m in modules if uses_rng(m)]
+        if any(name == 'head' for name, _ in with_rng):
             raise UserError(
                 "The norm or the head draws random numbers, but the fused loss bypasses the head's forward: "
                 'put the noise into a block.'
             )
-        for name, m in modules_with_rng:
-            m.register_forward_pre_hook(lambda *_, name=name: self._reseed(name))
+        for name, m in with_rng: m.register_forward_pre_hook(lambda *_, name=name: self._reseed(name))
 
     def _reseed(self, name):
         # A hook that returned something would replace the module's input.
@@ -85,44 +82,30 @@ class _RNGDetector(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if kwargs.get('generator') is not None: self.generator_op = func.name()
-        if torch.Tag.nondeterministic_seeded in func.tags and self._draws(func, args):
-            self.rng_op = func.name()
+        draws = torch.Tag.nondeterministic_seeded in func.tags
+        if 'attention' in func.name(): draws &= any(isinstance(a, float) and a > 0 for a in args)
+        if draws: self.rng_op = func.name()
         return func(*args, **kwargs)
-
-    def _draws(self, func, args):
-        if 'attention' not in func.name(): return True
-        dropout = any(isinstance(a, float) and a > 0 for a in args)
-        return dropout
-
-# %% ../../nbs/59_checks.ipynb #545aa9fe
-def _tensors_in(value):
-    "The tensors in a value, one container deep"
-    if isinstance(value, Tensor): return [value]
-    if isinstance(value, dict):
-        value = value.values()
-    elif not isinstance(value, (list, tuple)):
-        return []
-    return [t for t in value if isinstance(t, Tensor)]
 
 # %% ../../nbs/59_checks.ipynb #472b16c2
 def _stored_tensors(block):
-    "{(module, attribute): identities} of tensors that are no parameters, and versions of buffers"
+    "{(module, attribute): identities} of tensors (one container deep) but parameters, versions of buffers"
     of_every_module = set(vars(nn.Module()))
     stored = {}
     for name, module in block.named_modules():
         ignored = of_every_module.union(getattr(module, 'ignored_state', ()))
         for attribute, value in vars(module).items():
-            if attribute not in ignored and _tensors_in(value):
-                stored[name, attribute] = [id(t) for t in _tensors_in(value)]
+            if isinstance(value, dict): value = [*value.values()]
+            if not isinstance(value, (list, tuple)): value = [value]
+            tensors = [id(t) for t in value if isinstance(t, Tensor)]
+            if tensors and attribute not in ignored: stored[name, attribute] = tensors
     for name, buffer in block.named_buffers(): stored['', name] = id(buffer), buffer._version
     return stored
 
 # %% ../../nbs/59_checks.ipynb #c74b16bb
 def _graph_leaves(y):
     "The tensors whose gradient the graph of `y` computes"
-    to_visit = [y.grad_fn]
-    seen = set()
-    leaves = []
+    to_visit, seen, leaves = [y.grad_fn], set(), []
     while to_visit:
         node = to_visit.pop()
         if node is None or node in seen: continue
@@ -130,52 +113,6 @@ def _graph_leaves(y):
         to_visit += [following for following, _ in node.next_functions]
         if hasattr(node, 'variable'): leaves.append(node.variable)
     return leaves
-
-# %% ../../nbs/59_checks.ipynb #8dcd8f6d
-def _check_random_numbers(name, block, detector):
-    "`UserError` if the block drew numbers that would not be drawn again"
-    if detector.generator_op:
-        raise UserError(
-            f'{name} draws from a generator of its own ({detector.generator_op}), '
-            'which is not set back before the block is recomputed: '
-            "leave out generator=, so that it draws from PyTorch's."
-        )
-    if detector.rng_op and not uses_rng(block):
-        raise UserError(
-            f'{name} draws random numbers ({detector.rng_op}) and does not declare it: '
-            'it would draw different ones when it is recomputed; set uses_rng = True on the module that '
-            'does.'
-        )
-
-# %% ../../nbs/59_checks.ipynb #ed86f873
-def _check_stored(name, before, after):
-    "`UserError` if the block holds tensors that it did not hold before, see `_stored_tensors`"
-    changed = [key for key, value in after.items() if before.get(key) != value]
-    if changed:
-        module, attribute = changed[0]
-        path = f'{module}.{attribute}'.strip('.')
-        raise UserError(
-            f'{name} leaves {path} behind, which is not its output: '
-            'gradients through it would be lost; pass it on in the output, '
-            f'or declare it (ignored_state = ({path.split(".")[-1]!r},)) if none flow.'
-        )
-
-# %% ../../nbs/59_checks.ipynb #09d8a247
-def _check_gradients(name, block, x, y):
-    "`UserError` if the output's graph does not reach the input, or reaches another block's weights"
-    leaves = _graph_leaves(y)
-    if y is not x and all(t is not x for t in leaves):
-        raise UserError(
-            f'{name} lets no gradient through to what lies below it: freeze that, '
-            'and leave it out of the optimizer; or take the detaching out of the block.'
-        )
-    own = {id(p) for p in block.parameters()}
-    foreign = [p for p in leaves if isinstance(p, nn.Parameter) and id(p) not in own]
-    if foreign:
-        raise UserError(
-            f'{name} uses a weight of shape {tuple(foreign[0].shape)} that is not its own: '
-            'its gradient would come too late or too early; give the block a weight of its own.'
-        )
 
 # %% ../../nbs/59_checks.ipynb #25c5bda4
 def check_block(
@@ -189,11 +126,39 @@ def check_block(
     before = _stored_tensors(block)
     x = x.detach().requires_grad_()
     with torch.enable_grad(), _RNGDetector() as detector: y = (call or block)(x, seq_idx)
-    _check_random_numbers(name, block, detector)
+    if detector.generator_op:
+        raise UserError(
+            f'{name} draws from a generator of its own ({detector.generator_op}), which is not set back '
+            "before the block is recomputed: leave out generator=, so that it draws from PyTorch's."
+        )
+    if detector.rng_op and not uses_rng(block):
+        raise UserError(
+            f'{name} draws random numbers ({detector.rng_op}) and does not declare it: it would draw others '
+            'when it is recomputed; set uses_rng = True on the module that does.'
+        )
     if not isinstance(y, Tensor):
         raise UserError(
             f'{name} gives {type(y).__name__}: a layer-major step hands one tensor from block to block; '
             'give that one, and put the rest into it.'
         )
-    _check_stored(name, before, _stored_tensors(block))
-    _check_gradients(name, block, x, y)
+    changed = [key for key, value in _stored_tensors(block).items() if before.get(key) != value]
+    if changed:
+        path = '.'.join(changed[0]).strip('.')
+        raise UserError(
+            f'{name} leaves {path} behind, which is not its output: gradients through it would be lost; '
+            'pass it on in the output, '
+            f'or declare it (ignored_state = ({path.split(".")[-1]!r},)) if none flow.'
+        )
+    leaves = _graph_leaves(y)
+    if y is not x and all(t is not x for t in leaves):
+        raise UserError(
+            f'{name} lets no gradient through to what lies below it: freeze that, '
+            'and leave it out of the optimizer; or take the detaching out of the block.'
+        )
+    own = {id(p) for p in block.parameters()}
+    foreign = [p for p in leaves if isinstance(p, nn.Parameter) and id(p) not in own]
+    if foreign:
+        raise UserError(
+            f'{name} uses a weight of shape {tuple(foreign[0].shape)} that is not its own: '
+            'its gradient would come too late or too early; give the block a weight of its own.'
+        )

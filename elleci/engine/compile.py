@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['KNOWN_REASONS', 'compile_failure', 'CompiledForward', 'CompiledBlocks', 'compile_blocks', 'choose_kernels',
-           'compile_note']
+           'configure_model', 'compile_note']
 
 # %% ../../nbs/59_compile.ipynb #4b50ec5a
 import contextlib, logging
@@ -13,7 +13,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from ..config import TrainConfig
-from ..core import autocast_device
+from ..core import MiB, autocast_device
+from ..layers.ffn import BitLinear
 
 # %% ../../nbs/59_compile.ipynb #1c6e2626
 @contextlib.contextmanager
@@ -159,6 +160,17 @@ def choose_kernels(
     for module in model.modules():
         if hasattr(module, 'attention_backend'): module.attention_backend = attention_backend
         if hasattr(module, 'scan_backend'): module.scan_backend = scan_backend
+
+
+def configure_model(
+    model:nn.Module, # an `Elleci`
+    train:TrainConfig,
+):
+    "Set in a model what its training says of kernels, of products in 8 bits and of the loss"
+    for m in model.modules():
+        if isinstance(m, BitLinear): m.int8_backward = train.int8_backward
+    model.loss_workspace_bytes = train.loss_workspace_mib*MiB
+    choose_kernels(model, train.attention_backend, train.scan_backend)
 
 # %% ../../nbs/59_compile.ipynb #fa41fe63
 def compile_note(

@@ -10,20 +10,18 @@ import contextlib
 from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
-from ..core import MiB, UserError
+from ..core import UserError
 from ..layers.aux_losses import collect_aux_losses
 from ..config import ModelConfig, TrainConfig
 from ..annotate import layer_scope
 from .mapped_file import MappedFile
 from .offload import PLACEMENTS, TransferStream, ActivationStore, ParameterOffload
-from .accumulate import GradAccumStep, OneProcess, autocast, count_labels, eval_mode
-from .accumulate import fp32_gradients, nonfinite_grads, out_of_range, step_result
-from .accumulate import weight_aux_losses
-from .accumulate import _raise_for_labels
+from .accumulate import GradAccumStep, OneProcess, autocast, check_labels, count_labels
+from .accumulate import eval_mode, fp32_gradients, nonfinite_grads, step_result, weight_aux_losses
 from .checks import StepRNG, check_block, params_by_unit, units
-from .compile import choose_kernels, compile_blocks
+from .compile import compile_blocks, configure_model
 from ..layers.embed import embed
-from ..layers.ffn import BitLinear, cache_ternary_weights
+from ..layers.ffn import cache_ternary_weights
 from ..model import Elleci, token_loss, with_tokens
 
 # %% ../../nbs/61_layer_major.ipynb #68062cfb
@@ -96,8 +94,7 @@ class _UnitCompute:
         self.n_labels = n_labels
         self.aux_losses = []      # of this step, detached
 
-    def autocast(self):
-        return autocast(self.device, self.precision)
+    def autocast(self): return autocast(self.device, self.precision)
 
     def forward(self, unit, m, x, seq_idx, tokens):
         "The output of a unit below the head for micro-batch m; `x` are tokens for the embedding"
@@ -176,7 +173,7 @@ class _UnitUpdates:
         "Update one unit; `FloatingPointError` before any of its weights has changed"
         params = [p for p in self.params_by_unit[unit] if p.grad is not None]
         # The norm of no gradients at all is made on the CPU.
-        norm = self.ranks.norm(nn.utils.get_total_norm([p.grad for p in params]).to(self.device))
+        norm = self.ranks.norm(params).to(self.device)
         self._check_finite(unit, params, norm)
         nn.utils.clip_grads_with_norm_(params, self.max_grad_norm, norm)
         # A tied matrix is updated once, after both its uses.
@@ -216,8 +213,7 @@ def _partial_step_guard(engine):
     except BaseException:
         engine.optimizer.zero_grad(set_to_none=True)
         updated_units = engine.updates.updated_units
-        if updated_units:
-            engine.partial_step = _partial_step_message(engine.global_step + 1, updated_units)
+        if updated_units: engine.partial_step = _partial_step_message(engine.global_step + 1, updated_units)
         raise
     finally:
         engine.activations.clear()
@@ -227,20 +223,11 @@ def _partial_step_guard(engine):
 # %% ../../nbs/61_layer_major.ipynb #7b61c0a2
 class OneRank(OneProcess):
     "What a layer-major step needs of the processes that share it, where there is only one"
-    def place(self,
-        model:nn.Module, # an `Elleci`
-        optimizer:torch.optim.Optimizer,
-        placement:Placement,
-        device:torch.device, # where units are computed
-    ):
-        "Called once, before weights and states go where `placement` puts them"
+    # Called once, before weights and states go where `placement` puts them; units are computed on `device`.
+    def place(self, model, optimizer, placement, device): pass
 
-    def gathered(self,
-        unit:str,
-        prefetch:str|None=None, # the unit that will be used next
-    ): # a context manager
-        "Within it the weights that a unit uses are whole; they are on the device already"
-        return contextlib.nullcontext()
+    # Within it the weights that a unit uses (on the device already) are whole. `prefetch`: the next unit.
+    def gathered(self, unit, prefetch=None): return contextlib.nullcontext()
 
     def reduce(self,
         unit:str,    # its gradients are complete in this process
@@ -249,41 +236,18 @@ class OneRank(OneProcess):
         "Add up the gradients of a unit over the processes"
         return [unit]
 
-    def norm(self,
-        norm:Tensor, # () of the gradients in this process
-    )->Tensor: # ()
-        "The norm of all processes' gradients"
-        return norm
+    # The name of the first of a unit's parameters whose gradient is not finite; there is one.
+    def first_nonfinite(self, model, params): return nonfinite_grads(model, params)[0]
 
-    def first_nonfinite(self,
-        model:nn.Module,
-        params:list, # of a unit, with gradients of which at least one is not finite
-    )->str:
-        "The name of the first parameter whose gradient is not finite"
-        return nonfinite_grads(model, params)[0]
+    # As `total`, for several that will be added up: tensors of the same sum.
+    def totals(self, tensors): return tensors
 
-    def totals(self,
-        tensors:list, # of () tensors
-    )->list: # of () tensors: their sum is that over all processes
-        "As `total`, for several that will be added up"
-        return tensors
+    # After each step, whole or not: nothing may be under way any more.
+    def clear(self): pass
 
-    def clear(self):
-        "Called after each step, whole or not: nothing may be under way any more"
-
-    def full(self,
-        p:Tensor, # a parameter
-        t:Tensor, # what this process has of it, of its gradient or of a state
-    )->Tensor:
-        "The whole of it"
-        return t
-
-    def local(self,
-        p:Tensor, # a parameter
-        t:Tensor, # something whole of the parameter's shape
-    )->Tensor:
-        "What this process keeps of it"
-        return t
+    # Of a parameter, its gradient or a state: the whole, or what this process keeps of the whole.
+    def full(self, p, t): return t
+    def local(self, p, t): return t
 
 # %% ../../nbs/61_layer_major.ipynb #90196ee9
 class LayerMajorStep:
@@ -427,22 +391,13 @@ class LayerMajorStep:
             self.updates.apply(summed)
             if self.on_update: self.on_update(summed, self.params_by_unit[summed])
 
-    def skip(self):
-        "Count a step that leaves the weights as they are now"
-        self.global_step += 1
-        if self.on_update:
-            for unit, params in self.params_by_unit.items(): self.on_update(unit, params)
+    skip = GradAccumStep.skip
 
     @torch.no_grad()
-    def evaluate(self,
-        tokens:Tensor,  # (B, T) int64, as are the others
-        labels:Tensor,
-        seq_idx:Tensor,
-    )->Tensor: # () nats, summed
-        "The loss, without gradients and without dropout"
+    def evaluate(self, tokens, labels, seq_idx):
+        "As `GradAccumStep.evaluate`"
         # A head that is shared between processes is smaller than the vocabulary.
-        if bool(out_of_range(labels, self.vocab_size).any()):
-            _raise_for_labels([(None, labels, None)], self.vocab_size)
+        check_labels(labels, self.vocab_size)
         x = None
         for unit, above in zip(self.units, [*self.units][1:] + [None]):
             with (
@@ -485,11 +440,8 @@ def make_engine(
     ranks=None, # the processes that share each step, for this engine; None: this one alone
 )->GradAccumStep|LayerMajorStep:
     "The engine that a configuration names"
-    for m in model.modules():
-        # Before the engine is made: it looks for modules that draw random numbers.
-        if isinstance(m, BitLinear): m.int8_backward = train.int8_backward
-    model.loss_workspace_bytes = train.loss_workspace_mib*MiB
-    choose_kernels(model, train.attention_backend, train.scan_backend)
+    # Before the engine is made: it looks for modules that draw random numbers.
+    configure_model(model, train)
     if train.engine == 'grad_accum':
         engine = GradAccumStep(
             model, optimizer, train.max_grad_norm, train.clip_by, train.precision, train.seed, global_step

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from ..core import UserError
 from .checks import units
-from .distributed import take_rows
+from .distributed import DataParallel, take_rows
 from .layer_major import OneRank
 from ..optim.matrices import GaLore, Muon
 from ..optim.optimizers import Lion8
@@ -170,7 +170,8 @@ class LayerMajorRanks(OneRank):
         if self.fsdp: return self.shards.begin_reduce_scatter(p, gradient)
         return _begin_all_reduce(p, gradient, self.group)
 
-    def norm(self, norm):
+    def norm(self, params):
+        norm = super().norm(params).to(self.device)
         if not self.fsdp: return norm
         norms = norm.new_empty(self.n)
         _all_gather(norms, norm.view(1), group=self.group)
@@ -184,10 +185,7 @@ class LayerMajorRanks(OneRank):
         first = params[int(largest.argmax())]
         return next(name for name, p in model.named_parameters() if p is first)
 
-    def total(self, t):
-        total = t.detach().clone()
-        dist.all_reduce(total, group=self.group)
-        return total
+    total = DataParallel.total
 
     def totals(self, tensors):
         return [self.total(sum(tensors))] if tensors else []

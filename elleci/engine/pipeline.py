@@ -12,15 +12,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from ..config import ModelConfig, TrainConfig
-from ..core import MiB, UserError
+from ..core import UserError
 from .accumulate import GradAccumStep, OneProcess, autocast, count_labels, eval_mode
 from .accumulate import check_labels, gradient_norm, step_result, weight_aux_losses
 from .checks import params_by_unit
-from .compile import choose_kernels
+from .compile import configure_model
 from ..layers.aux_losses import collect_aux_losses
 from ..layers.checkpointing import CHECKPOINT_FNS
 from ..layers.embed import embed
-from ..layers.ffn import BitLinear, cache_ternary_weights
+from ..layers.ffn import cache_ternary_weights
 from ..model import token_loss, with_tokens
 from ..optim.optimizers import make_optimizer
 
@@ -273,16 +273,6 @@ class PipelineStep(GradAccumStep):
         half = train.precision == 'bf16-weights'
         self.dtype = torch.bfloat16 if half else next(model.parameters()).dtype
 
-    def step(self, micro_batches):
-        if self.partial_step: raise UserError(self.partial_step)
-        try:
-            with self.around_step(micro_batches): result = self._step(micro_batches)
-        except BaseException:
-            self.optimizer.zero_grad(set_to_none=True)
-            raise
-        self.skip()
-        return result
-
     def _step(self, micro_batches):
         tokens, labels, seq_idx = self._begin(micro_batches)
         with cache_ternary_weights(self.model):
@@ -405,7 +395,7 @@ class PipelineStep(GradAccumStep):
     @torch.no_grad()
     def evaluate(self, tokens, labels, seq_idx):
         "As `GradAccumStep.evaluate`: one batch goes through all stages; every rank gets the loss"
-        check_labels(labels, self.model)
+        check_labels(labels, len(self.model.head.weight))
         x = tokens
         if not self.stage.is_first:
             x = torch.empty(*tokens.shape, self.model.cfg.d_model, dtype=self.dtype, device=self.device)
@@ -439,9 +429,6 @@ def make_stage(
 )->PipelineStep:
     "One stage of a model, which without other ranks can only be rehearsed, see `rehearse`"
     check_stages(model.cfg, train, n, schedule)
-    for m in model.modules():
-        if isinstance(m, BitLinear): m.int8_backward = train.int8_backward
-    model.loss_workspace_bytes = train.loss_workspace_mib*MiB
-    choose_kernels(model, train.attention_backend, train.scan_backend)
+    configure_model(model, train)
     keep_stage(model, stage, n)
     return PipelineStep(model, make_optimizer(model, train), train, stage, n, schedule, group)
