@@ -9,7 +9,7 @@ __all__ = ['Placement', 'OneRank', 'LayerMajorStep', 'make_model', 'make_engine'
 import contextlib
 from dataclasses import dataclass
 import torch
-from torch import Tensor, nn
+from torch import nn
 from ..core import UserError
 from ..layers.aux_losses import collect_aux_losses
 from ..config import ModelConfig, TrainConfig
@@ -68,12 +68,8 @@ def _check_supported(model, optimizer, precision):
             raise UserError(f'The optimizer has no parameter {name}: make it for this model.')
 
 # %% ../../nbs/61_layer_major.ipynb #e8052ba4
-def _backward_from(
-    y:Tensor, # an output
-    dy:Tensor, # like y, the gradient of the loss with respect to it
-    aux_losses:list, # of () tensors, weighted, added on the way to y
-):
-    "Back-propagate from an output and from the losses added on the way to it, where they have a graph"
+def _backward_from(y, dy, aux_losses):
+    "Back-propagate dy from an output y, and the losses added on the way to it, where they have a graph"
     roots = [(y, dy), *((v, torch.ones_like(v)) for v in aux_losses)]
     roots = [(t, gradient) for t, gradient in roots if t.requires_grad]
     if roots: torch.autograd.backward(*zip(*roots))
@@ -84,14 +80,12 @@ class _UnitCompute:
     def __init__(self, model, precision, device, rng):
         self.model = model
         self.units = units(model)
-        self.precision = precision
-        self.device = device
+        self.precision, self.device = precision, device
         self.rng = rng
         self.checked = set()      # blocks that may be recomputed
 
     def begin_step(self, global_step, n_labels):
-        self.global_step = global_step
-        self.n_labels = n_labels
+        self.global_step, self.n_labels = global_step, n_labels
         self.aux_losses = []      # of this step, detached
 
     def autocast(self): return autocast(self.device, self.precision)
@@ -154,20 +148,16 @@ def _gradients_set_aside(params):
 class _UnitUpdates:
     "Clips, applies and frees the gradients of units, one after the other"
     def __init__(self, model, optimizer, max_grad_norm, device, offload, ranks):
-        self.model = model
-        self.optimizer = optimizer
+        self.model, self.optimizer = model, optimizer
         self.max_grad_norm = max_grad_norm
-        self.device = device
-        self.offload = offload
-        self.ranks = ranks
+        self.device, self.offload, self.ranks = device, offload, ranks
         self.params_by_unit = params_by_unit(model)
         self.tied_weights = [model.head.weight] if model.head.weight is model.embedding.weight else []
         self.updated_units = []   # of the step that is being made
 
     def begin_step(self, global_step):
         self.global_step = global_step
-        self.updated_units = []
-        self.grad_norms = []
+        self.updated_units, self.grad_norms = [], []
 
     def apply(self, unit):
         "Update one unit; `FloatingPointError` before any of its weights has changed"

@@ -71,9 +71,7 @@ class MappedFile:
         self.regions[t.data_ptr()] = offset, nbytes
         return t
 
-    def release(self,
-        t:Tensor, # from `empty`; nothing may be copying to or from it any more
-    ):
-        "Let a later tensor of the same size have its place in the file"
+    def release(self, t):
+        "Let a later tensor of the same size have its place in the file; nothing may be copying any more"
         region = self.regions.pop(t.data_ptr(), None)
         if region: self.free.append(region)

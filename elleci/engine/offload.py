@@ -30,10 +30,8 @@ class HostMemory:
         self.placement = placement
         self.device = device
         if placement == 'pinned' and device.type == 'cpu':
-            raise UserError(
-                "There is no GPU to pin memory for: place things on the 'device', "
-                "or in 'pageable' memory to rehearse it."
-            )
+            to_do = "place things on the 'device', or in 'pageable' memory to rehearse it."
+            raise UserError(f'There is no GPU to pin memory for: {to_do}')
         if placement not in PLACEMENTS[1:]:
             raise UserError(f"Host memory is {placement!r}: give 'pinned' or 'pageable'.")
 
@@ -44,14 +42,11 @@ class HostMemory:
     )->Tensor: # uninitialised, on the CPU (on meta for meta)
         "A new tensor in host memory"
         if self.placement == 'pinned' and self.device.type == 'cuda' and math.prod(shape):
-            return self._pin(self._page_aligned(shape, dtype))
+            # Pages are what is pinned, so they are its own.
+            pages = mmap.mmap(-1, math.prod(shape)*dtype.itemsize)
+            return self._pin(torch.frombuffer(pages, dtype=torch.uint8).view(dtype).view(shape))
         with host_scope(category):
             return torch.empty(shape, dtype=dtype, device='meta' if self.device.type == 'meta' else 'cpu')
-
-    def _page_aligned(self, shape, dtype):
-        "Memory on pages of its own, since pages are what is pinned"
-        pages = mmap.mmap(-1, math.prod(shape)*dtype.itemsize)
-        return torch.frombuffer(pages, dtype=torch.uint8).view(dtype).view(shape)
 
     def _pin(self, t):
         "Register a tensor's memory with the driver; if it refuses, this and all later tensors stay pageable"
@@ -61,16 +56,11 @@ class HostMemory:
         self.placement = 'pageable'
         # The refusal is left in the driver as an error, which would end the next kernel: this one takes it.
         with contextlib.suppress(RuntimeError): torch.ones(1, device=self.device)
-        warnings.warn(
-            f'This system does not pin {t.nbytes} bytes more: host memory stays pageable, '
-            'and copies slower.'
-        )
+        warnings.warn(f'This system does not pin {t.nbytes} bytes more: host memory stays pageable, slower.')
         return t
 
-    def release(self,
-        t:Tensor, # from `empty`; nothing may be copying to or from it any more
-    ):
-        "Unpin one tensor before the others"
+    def release(self, t):
+        "Unpin one tensor before the others; nothing may be copying to or from it any more"
         for i, p in enumerate(self.registered):
             if p is t:
                 torch.cuda.cudart().cudaHostUnregister(t.data_ptr())
@@ -106,19 +96,14 @@ class TransferStream:
             to.copy_(source, non_blocking=True)
             return self.stream.record_event()
 
-    def to_host(self,
-        t:Tensor,    # on the device; kept alive until its copy is done
-        host_slot:Tensor, # in host memory, like t
-    ):
-        "Queue the copy host_slot ← t"
+    def to_host(self, t, host_slot):
+        "Queue the copy host_slot ← t, which stays alive until it is done"
         self.in_flight.append((t, self._copy(host_slot, t)))
         if len(self.in_flight) > 1:
             oldest, event = self.in_flight.popleft()
             self._wait_event(event)
 
-    def prefetch(self,
-        host_slot:Tensor, # in host memory
-    )->Transfer: # for `wait`
+    def prefetch(self, host_slot)->Transfer: # for `wait`
         "Queue a copy to new memory on the device"
         t = torch.empty(host_slot.shape, dtype=host_slot.dtype, device=self.device)
         return Transfer(t, self._copy(t, host_slot))
@@ -127,9 +112,7 @@ class TransferStream:
         "Let the device compute nothing more before this event"
         if event is not None: torch.cuda.current_stream(self.device).wait_event(event)
 
-    def wait(self,
-        transfer:Transfer, # from `prefetch`
-    )->Tensor: # on the device, to be used on the current stream
+    def wait(self, transfer)->Tensor: # on the device, to be used on the current stream
         "The copy on the device, which everything computed from now on may read"
         self._wait_event(transfer.event)
         return transfer.tensor
@@ -153,21 +136,15 @@ class ActivationStore:
         self.host_slots = {}    # {key: tensor in host memory}, kept from step to step
         self.prefetched = {}    # {key: Transfer} of copies to the device that nobody has waited for
 
-    def put(self,
-        key,
-        t:Tensor, # on the device
-    ):
-        "Keep `t` under `key`, in place of what was kept there"
+    def put(self, key, t):
+        "Keep `t`, which is on the device, under `key`, in place of what was kept there"
         if self.host_memory is None:
             self.on_device[key] = t
         else:
             self.transfer_stream.to_host(t, self._slot_for(key, t))
 
-    def get(self,
-        key,
-        prefetch=None, # the key that will be needed next: its copy to the device is queued
-    )->Tensor: # on the device
-        "The tensor that was last put under `key`"
+    def get(self, key, prefetch=None)->Tensor: # on the device
+        "The tensor that was last put under `key`; the copy of `prefetch`, the next one needed, is queued"
         if self.host_memory is None: return self.on_device[key]
         if key not in self.prefetched: self._queue_copy(key)
         t = self.transfer_stream.wait(self.prefetched.pop(key))
@@ -227,10 +204,8 @@ class FlatBuffer:
         self.prefetched = None        # a `Transfer` that is under way
         for view, t in zip(self.host_tensors(), tensors): view.copy_(t)
 
-    def views(self,
-        buffer:Tensor, # (bytes,) uint8
-    )->list: # of tensors
-        "The tensors in a buffer"
+    def views(self, buffer)->list: # of tensors
+        "The tensors in a buffer of bytes"
         views = []
         for offset, (shape, dtype) in zip(self.offsets, self.layout):
             n_bytes = shape.numel()*dtype.itemsize
@@ -255,10 +230,8 @@ class FlatBuffer:
             self.prefetched = None
         return self.views(self.device_buffer)
 
-    def release(self,
-        write_back:bool, # copy to host memory first
-    )->list: # of tensors in host memory
-        "Free the copy on the device"
+    def release(self, write_back)->list: # of tensors in host memory
+        "Free the copy on the device, copied back before where `write_back`"
         if self.prefetched: self.transfer_stream.wait(self.prefetched)
         if write_back and self.device_buffer is not None:
             self.transfer_stream.to_host(self.device_buffer, self.host_buffer)
@@ -269,16 +242,10 @@ class FlatBuffer:
 # %% ../../nbs/59_offload.ipynb #b20dfc46
 class _UnitTensors:
     "Tensors of one unit: on the device, or with a `buffer` in host memory until they're needed"
-    def __init__(self,
-        unit:str, # for the account
-        params:list,
-        transfer_stream:TransferStream,
-        host_memory:HostMemory|None=None, # where the tensors are kept; None: on the device
-    ):
-        self.unit = unit
-        self.params = params
+    def __init__(self, unit, params, transfer_stream, host_memory=None):
+        self.unit, self.params = unit, params
         self.transfer_stream = transfer_stream
-        self.host_memory = host_memory
+        self.host_memory = host_memory # where the tensors are kept; None: on the device
         self.buffer = None
 
     def new_buffer(self, tensors, category):
@@ -423,10 +390,8 @@ class ParameterOffload:
         if unit is None: return []
         return [self.weights[unit], self.states[unit]] if states else [self.weights[unit]]
 
-    def mark_modified(self,
-        unit:str, # on the device now, with its states
-    ):
-        "To be called before a unit is changed: when it leaves the device it will be copied back"
+    def mark_modified(self, unit):
+        "To be called before a unit on the device is changed: when it leaves, it will be copied back"
         self.modified.add(unit)
 
     def place_moved_states(self):
@@ -452,11 +417,9 @@ def tune_malloc(
 )->bool: # whether it does now
     "Let this process keep no large freed blocks, if it is `allow_malloc_tuning` and the C library is glibc"
     if not _MALLOC['allowed']: return False
-    try:
-        libc = ctypes.CDLL(None)
-    except (OSError, TypeError):
-        # This system loads libraries in another way, so it isn't glibc.
-        return False
+    # A system that loads libraries in another way has no glibc.
+    try: libc = ctypes.CDLL(None)
+    except (OSError, TypeError): return False
     M_MMAP_THRESHOLD = -3
     if hasattr(libc, 'gnu_get_libc_version') and libc.mallopt(M_MMAP_THRESHOLD, threshold) == 1:
         _MALLOC['tuned'] = True
