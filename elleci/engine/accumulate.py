@@ -287,10 +287,8 @@ class GradAccumStep:
         seed:int=0,      # of random numbers that layers draw
         global_step:int=0, # steps made so far
     ):
-        self.model = model
-        self.optimizer = optimizer
-        self.max_grad_norm = max_grad_norm
-        self.clip_by = clip_by
+        self.model, self.optimizer = model, optimizer
+        self.max_grad_norm, self.clip_by = max_grad_norm, clip_by
         self.precision = precision
         self.global_step = global_step
         self.on_update = None     # or a function of (unit, its parameters), e.g. to average weights
@@ -307,10 +305,8 @@ class GradAccumStep:
         fp32_gradients(model)
 
     def _update_begins(self, *_):
-        self.partial_step = (
-            f'Step {self.global_step + 1} ended in the middle of the update: '
-            'load the last checkpoint, and go on from there.'
-        )
+        what = f'Step {self.global_step + 1} ended in the middle of the update'
+        self.partial_step = f'{what}: load the last checkpoint, and go on from there.'
 
     def _update_ended(self, *_): self.partial_step = ''
 

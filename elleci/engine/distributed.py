@@ -119,11 +119,7 @@ class LossModule(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self,
-        tokens:Tensor, # (B, T) int64, as the others
-        labels:Tensor,
-        seq_idx:Tensor,
-    )->Tensor: # () nats, summed over the labels that count
+    def forward(self, tokens, labels, seq_idx)->Tensor: # () nats, summed over the labels that count
         return token_loss(self.model, self.model.hidden(tokens, seq_idx), labels)
 
 # %% ../../nbs/63_data_parallel.ipynb #8c734be9
@@ -205,10 +201,7 @@ def _sum_gradients(group, bucket):
     return work.get_future().then(lambda done: done.value()[0])
 
 
-def _shard(
-    loss_module:LossModule,
-    mesh:DeviceMesh,
-):
+def _shard(loss_module, mesh):
     "Let FSDP2 divide a model: each block is gathered by itself, embedding, norm and head together"
     # Takes long to import: a help text or a refusal needn't wait for it.
     from torch.distributed.fsdp import FSDPModule, fully_shard

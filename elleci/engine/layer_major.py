@@ -42,9 +42,7 @@ class Placement:
         if self.weights_on not in ('device', 'host', 'pageable'):
             raise UserError(f"weights_on is {self.weights_on!r}: give 'device', 'host' or 'pageable'.")
         if self.states_on not in ('device', 'host', 'pageable', 'disk'):
-            raise UserError(
-                f"states_on is {self.states_on!r}: give 'device', 'host', 'pageable' or 'disk'."
-            )
+            raise UserError(f"states_on is {self.states_on!r}: give 'device', 'host', 'pageable' or 'disk'.")
 
 
 # %% ../../nbs/61_layer_major.ipynb #937b51c3
@@ -219,12 +217,8 @@ class OneRank(OneProcess):
     # Within it the weights that a unit uses (on the device already) are whole. `prefetch`: the next unit.
     def gathered(self, unit, prefetch=None): return contextlib.nullcontext()
 
-    def reduce(self,
-        unit:str,    # its gradients are complete in this process
-        params:list, # the unit's parameters
-    ): # an iterable of units to be updated now: their parameters' `.grad` is that of all processes
-        "Add up the gradients of a unit over the processes"
-        return [unit]
+    # Adds up a unit's gradients, complete in this process, over all; the units whose `.grad` is that sum now.
+    def reduce(self, unit, params): return [unit]
 
     # The name of the first of a unit's parameters whose gradient is not finite; there is one.
     def first_nonfinite(self, model, params): return nonfinite_grads(model, params)[0]
@@ -255,8 +249,7 @@ class LayerMajorStep:
         ranks:OneRank|None=None, # the processes that share each step; None: this one alone
     ):
         _check_supported(model, optimizer, precision)
-        self.model = model
-        self.optimizer = optimizer
+        self.model, self.optimizer = model, optimizer
         self.global_step = global_step
         self.device = device or model.embedding.weight.device
         self.on_update = None         # or a function of (unit, its parameters), e.g. to average weights

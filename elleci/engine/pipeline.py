@@ -153,11 +153,8 @@ class Stage(nn.Module):
         self.is_first, self.is_last = stage == 0, stage == n - 1
         self.begin([], None)
 
-    def begin(self,
-        labels:list,     # of each micro-batch, (B, T)
-        n_labels:Tensor, # () that count, in all of them
-    ):
-        "A step begins"
+    def begin(self, labels, n_labels):
+        "A step begins: its labels, a list of (B, T), and how many of them count"
         self.labels, self.n_labels = labels, n_labels
         self.micro_batch, self.aux_losses = 0, []
 
@@ -171,11 +168,7 @@ class Stage(nn.Module):
                 x = checkpoint_fn(block, x, seq_idx) if checkpoint_fn else block(x, seq_idx)
         return x
 
-    def forward(self,
-        x:Tensor,       # (B, T, D) from the stage before; of the first stage, tokens
-        tokens:Tensor,  # (B, T)
-        seq_idx:Tensor, # (B, T)
-    )->Tensor: # (B, T, D)
+    def forward(self, x, tokens, seq_idx)->Tensor: # (B, T, D), as x is; of the first stage, x is tokens
         self.on_micro_batch(self.micro_batch)
         with collect_aux_losses() as aux_losses: x = self.blocks(x, tokens, seq_idx)
         if aux_losses:
@@ -185,10 +178,7 @@ class Stage(nn.Module):
         self.micro_batch += 1
         return x
 
-    def loss(self,
-        x:Tensor,      # (B, T, D) that the last stage gives
-        labels:Tensor, # (B, T)
-    )->Tensor: # () nats per label that counts in the whole step
+    def loss(self, x, labels)->Tensor: # () nats per label that counts in the whole step
         with autocast(x.device, self.precision): return token_loss(self.model, x, labels)/self.n_labels
 
 # %% ../../nbs/63_pipeline.ipynb #10708f64
