@@ -154,8 +154,7 @@ class DataParallel(OneProcess):
             # DDP takes a mean over ranks, and our losses are divided by the labels of all of them.
             self.module.register_comm_hook(self.group, _sum_gradients)
 
-    def share(self, micro_batch):
-        return take_rows(micro_batch, self.rank, self.n)
+    def share(self, micro_batch): return take_rows(micro_batch, self.rank, self.n)
 
     def begin_micro_batch(self, is_last):
         if self.fsdp:
@@ -184,8 +183,7 @@ class DataParallel(OneProcess):
         dist.all_reduce(lowest, dist.ReduceOp.MIN)
         return bool(lowest)
 
-    def whole(self, name, t):
-        return t.full_tensor() if _is_dtensor(t) else t
+    def whole(self, name, t): return t.full_tensor() if _is_dtensor(t) else t
 
     def part(self, name, t):
         p = self.params[name]

@@ -146,8 +146,7 @@ class LayerMajorRanks(OneRank):
                 if torch.is_tensor(t) and t.shape == shape: state[key] = self.local(p, t)
             p.data = self.local(p, p.data)
 
-    def share(self, micro_batch):
-        return take_rows(micro_batch, self.rank, self.n)
+    def share(self, micro_batch): return take_rows(micro_batch, self.rank, self.n)
 
     def gathered(self, unit, prefetch=None):
         if not self.fsdp: return contextlib.nullcontext()
@@ -187,8 +186,7 @@ class LayerMajorRanks(OneRank):
 
     total = DataParallel.total
 
-    def totals(self, tensors):
-        return [self.total(sum(tensors))] if tensors else []
+    def totals(self, tensors): return [self.total(sum(tensors))] if tensors else []
 
     def clear(self):
         works = [s.work for _, sums in self.summing for s in sums]
@@ -202,14 +200,11 @@ class LayerMajorRanks(OneRank):
             self.shards.gathering.clear()
             self.shards.gradients.clear()
 
-    def full(self, p, t):
-        return self.shards.full(p, t) if self.fsdp and t.ndim else t
+    def full(self, p, t): return self.shards.full(p, t) if self.fsdp and t.ndim else t
 
-    def local(self, p, t):
-        return self.shards.local(p, t) if self.fsdp and t.ndim else t
+    def local(self, p, t): return self.shards.local(p, t) if self.fsdp and t.ndim else t
 
-    def whole(self, name, t):
-        return self.full(self.params[name], t)
+    def whole(self, name, t): return self.full(self.params[name], t)
 
     def all_true(self, flag):
         lowest = torch.tensor(float(flag), device=self.device)

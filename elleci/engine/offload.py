@@ -295,8 +295,7 @@ class _UnitStates(_UnitTensors):
                 if isinstance(t, Tensor) and t.ndim: keys.append((p, key))
         return keys
 
-    def tensors(self)->list:
-        return [self.optimizer.state[p][key] for p, key in self.keys()]
+    def tensors(self)->list: return [self.optimizer.state[p][key] for p, key in self.keys()]
 
     def attach(self, tensors):
         for (p, key), t in zip(self.placed_keys, tensors): self.optimizer.state[p][key] = t
