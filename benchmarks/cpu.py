@@ -1,7 +1,7 @@
-"""Seconds on this CPU: the scan, attention and a step against their peers, a training against its forecast,
-the loop around the step, and two trainings at once. See runner.py for the command line.
+"""Seconds on this CPU: the scan against its peers, and the loop around the step. See runner.py for the
+command line.
 """
-import contextlib, dataclasses, gc, io, os, statistics, subprocess, sys, tempfile, time
+import contextlib, dataclasses, gc, io, os, tempfile, time
 from pathlib import Path
 from unittest import mock
 
@@ -9,19 +9,13 @@ from unittest import mock
 os.environ['GOMP_SPINCOUNT'] = '1000'
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import nn
 import elleci.training.run as run
 from elleci.config import ModelConfig, preset
 from elleci.core import assert_close, optional, seed_everything
-from elleci.engine.accumulate import GradAccumStep
-from elleci.kernels.document_attention import document_attention
 from elleci.kernels.ssd import ssd
 from elleci.kernels.ssd_reference import ssd_chunked
 from elleci.layers import mamba2
-from elleci.layers.attention import document_mask
 from elleci.memory.measure import find_leaks
-from elleci.model import Elleci
 from elleci.training.telemetry import read_metrics
 from runner import in_turn, main, median_ratio
 
@@ -92,132 +86,6 @@ def cpu_scan(repeats=15, dry=False):
     rows, T, repeats = (1, 130, 2) if dry else (2, 1024, repeats)
     cases = [scan_case(D, P, rows, T, repeats) for D, P in ((256, 64), (512, 128))]
     yield dict(cases=cases, targets={'ssd / no scan': 1.5, 'transformers / ssd': 2.})
-
-# ------------------------------------------------------------------ attention
-
-def masked(q, k, v, seq_idx):
-    "With a (B, 1, T, T) mask, made anew in every layer"
-    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=document_mask(seq_idx)).transpose(1, 2)
-
-def attention_case(name, T, documents, repeats):
-    seed_everything(0)
-    model = preset(name).model
-    H, P, starts = model.n_attn_heads, model.v_head_dim, torch.zeros(T, dtype=torch.long)
-    inputs, dout = [torch.randn(1, T, H, P, requires_grad=True) for _ in range(3)], torch.randn(1, T, H, P)
-    starts[torch.randperm(T - 1)[:documents - 1] + 1] = 1
-    seq_idx, results = starts.cumsum(0)[None], {}
-    def both_passes(f):
-        # Read anew in every round, as for every micro-batch.
-        out = f(*inputs, seq_idx.clone())
-        results[f] = out, *torch.autograd.grad(out, inputs, dout)
-    fs = dict(masked=lambda: both_passes(masked), ours=lambda: both_passes(document_attention))
-    seconds = in_turn(fs, repeats, dict(cpu=time.process_time))
-    for a, b in zip(*results.values()): assert_close(a, b, atol=2e-4)
-    mask, ours = seconds['masked']['cpu'], seconds['ours']['cpu']
-    row = dict(preset=name, heads=H, width=P, T=T, documents=documents,
-               masked_seconds=round(statistics.median(mask), 4), seconds=round(statistics.median(ours), 4),
-               faster=median_ratio(mask, ours, 2), slowest_round=round(min(map(np.divide, mask, ours)), 2))
-    print(row, flush=True)
-    return row
-
-def attention(repeats=7, dry=False):
-    "Attention within documents, both ways in fp32, against the same with a mask (wanted: 20 twice as fast)"
-    T = 128 if dry else 2048
-    rows = [attention_case(name, T, documents, repeats)
-            for name in ('elleci-1b5', 'elleci-tiny') for documents in (1, 2, 20, T//10, T)]
-    reached = all(row['faster'] >= 2 for row in rows if row['documents'] == 20)
-    yield dict(repeats=repeats, rows=rows, twice_as_fast_with_20=reached)
-
-# ------------------------------------------------------------------ a step
-
-class DenseBlock(nn.Module):
-    "x + attention(norm(x)), then x + swiglu(norm(x))"
-    def __init__(self, D, H, d_ff):
-        super().__init__()
-        self.H = H
-        self.attention_norm, self.ffn_norm = nn.RMSNorm(D), nn.RMSNorm(D)
-        self.qkv, self.out = nn.Linear(D, 3*D, bias=False), nn.Linear(D, D, bias=False)
-        self.gate_up, self.down = nn.Linear(D, 2*d_ff, bias=False), nn.Linear(d_ff, D, bias=False)
-
-    def forward(self, x):
-        q, k, v = self.qkv(self.attention_norm(x)).unflatten(-1, (3, self.H, -1)).permute(2, 0, 3, 1, 4)
-        heads = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(heads.transpose(1, 2).flatten(-2))
-        gate, up = self.gate_up(self.ffn_norm(x)).chunk(2, -1)
-        return x + self.down(F.silu(gate)*up)
-
-class Dense(nn.Module):
-    "A decoder-only Transformer with learned positions and a tied head"
-    def __init__(self, cfg, T, d_ff):
-        super().__init__()
-        D = cfg.d_model
-        self.embedding, self.positions = nn.Embedding(cfg.vocab_size, D), nn.Embedding(T, D)
-        self.blocks = nn.ModuleList(DenseBlock(D, cfg.n_attn_heads, d_ff) for _ in range(cfg.n_layers))
-        self.norm = nn.RMSNorm(D)
-        for p in self.parameters():
-            if p.ndim > 1: nn.init.normal_(p, 0, .02)
-
-    def forward(self, tokens):
-        x = self.embedding(tokens) + self.positions.weight[:tokens.shape[1]]
-        for block in self.blocks: x = block(x)
-        return F.linear(self.norm(x), self.embedding.weight)
-
-def n_parameters(model): return sum(p.numel() for p in model.parameters())
-
-def adamw(model): return torch.optim.AdamW(model.parameters(), 1e-4)
-
-def our_step(cfg, tokens):
-    "A step of ours as the ordinary engine makes it, and its parameters"
-    seed_everything(0)
-    model = Elleci(cfg)
-    engine, batch = GradAccumStep(model, adamw(model)), (tokens, tokens.roll(1, 1), torch.zeros_like(tokens))
-    return lambda: engine.step([batch]), n_parameters(model)
-
-def dense_step(cfg, tokens):
-    "A step of the dense model whose FFN is as wide as makes it hold as many parameters as ours"
-    T, wanted = tokens.shape[1], n_parameters(Elleci(cfg))
-    d_ff = 8 + round((wanted - n_parameters(Dense(cfg, T, 8)))/(3*cfg.d_model*cfg.n_layers)/8)*8
-    model = Dense(cfg, T, d_ff)
-    optimizer = adamw(model)
-    def step():
-        optimizer.zero_grad(set_to_none=True)
-        F.cross_entropy(model(tokens).flatten(0, 1), tokens.roll(1, 1).flatten()).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.)
-        optimizer.step()
-    return step, n_parameters(model)
-
-def beside_dense(cfg, rows, T, threads, repeats):
-    "Our step, ternary and not, beside the dense one"
-    torch.set_num_threads(threads)
-    tokens = torch.randint(0, cfg.vocab_size, (rows, T))
-    plain = dataclasses.replace(cfg, ternary=False)
-    made = {'elleci': our_step(plain, tokens), 'elleci, ternary': our_step(cfg, tokens),
-            'dense': dense_step(cfg, tokens)}
-    seconds = in_turn({name: step for name, (step, _) in made.items()}, repeats)
-    ratios = {name: {c: median_ratio(s, seconds['dense'][c]) for c, s in own.items()}
-              for name, own in seconds.items() if name != 'dense'}
-    return dict(d_model=cfg.d_model, rows=rows, T=T, threads=threads, seconds=seconds, ratios=ratios,
-                parameters={name: n for name, (_, n) in made.items()})
-
-def cpu_step(repeats=24, label='', dry=False):
-    """A training step in fp32 with AdamW beside a dense Transformer's of as many parameters. Of the clocks,
-    `wall` counts where nothing else runs, `main` (the first thread) on a busy machine"""
-    tiny = TINY.model
-    widths = {} if dry else dict(d_model=768, n_attn_heads=12, kv_lora_rank=192, d_ff=2112)
-    wide = dataclasses.replace(tiny, **widths)
-    rows, short, long, n = (1, 64, 128, 1) if dry else (4, 256, 2048, repeats)
-    measured = {
-        'd 256, T 256, 1 thread': lambda: beside_dense(tiny, rows, short, 1, n),
-        'd 256, T 256, 2 threads': lambda: beside_dense(tiny, rows, short, 2, n),
-        'd 768, T 256, 2 threads': lambda: beside_dense(wide, rows, short, 2, max(1, n//3)),
-        'd 256, T 2048, 2 threads': lambda: beside_dense(tiny, 1, long, 2, max(1, n//2)),
-    }
-    cases = {}
-    for name, measure in measured.items():
-        cases[name] = measure()
-        print(name, cases[name]['ratios'], flush=True)
-        yield dict(label=label, cases=cases)
 
 # ------------------------------------------------------------------ trainings
 
@@ -300,63 +168,4 @@ def loop(steps=520):
     print(f"the loop: {found['loop_share']:.2%} of the step; leaks: {len(found['leaks'])}")
     yield found
 
-IMPORTED = 'import sys, elleci.training.run, elleci.commands as c; sys.exit(c.run_command(c.elleci_train))'
-COMMAND = "import sys; from elleci.commands import main; sys.exit(main('elleci_train'))"
-SETTINGS = {
-    'as torch comes': (IMPORTED, {}),
-    'OMP_WAIT_POLICY=passive': (IMPORTED, {'OMP_WAIT_POLICY': 'passive'}),
-    'OMP_NUM_THREADS=1': (IMPORTED, {'OMP_NUM_THREADS': '1'}),
-    'elleci_train': (COMMAND, {}),
-}
-
-def start(code, variables, out):
-    "A training that has far more steps than it will get to make"
-    env = {k: v for k, v in os.environ.items() if not k.startswith(('OMP_', 'GOMP_', 'KMP_'))}
-    args = ['--out', out, '--steps', '100000', '--save-every', '100000']
-    quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    return subprocess.Popen([sys.executable, '-c', code, *args], env=env | variables, **quiet)
-
-def made(out, after=0.):
-    "How many steps have ended since `after`; the first ones are measured by a profiler and do not count"
-    return sum(r['step'] > 3 and r['time'] > after for r in read_metrics(out) if 'loss' in r)
-
-def wait(true, seconds):
-    "Until `true()`, or so long: trainings that hold each other up may not make a step in a minute"
-    began = time.time()
-    while not true() and time.time() - began < seconds: time.sleep(.2)
-
-def tokens_per_second(n, setting, seconds):
-    "Of each of `n` trainings at once"
-    with tempfile.TemporaryDirectory() as tmp:
-        outs = [f'{tmp}/{i}' for i in range(n)]
-        running = [start(*SETTINGS[setting], out) for out in outs]
-        try:
-            wait(lambda: all(made(out) for out in outs), 120)
-            began = time.time()
-            time.sleep(seconds)
-            wait(lambda: all(made(out, began) >= 2 for out in outs), 60)
-            assert all(p.poll() is None for p in running), f'{setting}: a training ended'
-            took = time.time() - began
-            return [TINY.train.tokens_per_step*made(out, began)/took for out in outs]
-        finally:
-            for p in running:
-                p.kill()
-                p.wait()
-
-def two_runs(seconds=10., rounds=3, settings=tuple(SETTINGS)):
-    "Two trainings of elleci-tiny at once against one alone, with idle threads that spin or sleep"
-    alone, pairs, load = {s: [] for s in settings}, {s: [] for s in settings}, []
-    for _ in range(rounds):
-        for setting in settings:
-            load.append(os.getloadavg()[0])
-            alone[setting] += tokens_per_second(1, setting, seconds)
-            pairs[setting] += tokens_per_second(2, setting, seconds)
-            print(f'{setting:26} alone {alone[setting][-1]:7,.0f}, two {pairs[setting][-2:]}', flush=True)
-    found = {}
-    for setting in settings:
-        one, two = statistics.median(alone[setting]), statistics.median(pairs[setting])
-        found[setting] = dict(alone=one, each_of_two=two, slower=one/max(two, 1.), all_alone=alone[setting],
-                              all_of_two=pairs[setting])
-    yield dict(preset='elleci-tiny', rounds=rounds, seconds=seconds, load_before_each=load, settings=found)
-
-if __name__ == '__main__': main(cpu_scan, attention, cpu_step, loop, two_runs)
+if __name__ == '__main__': main(cpu_scan, loop)

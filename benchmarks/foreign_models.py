@@ -6,7 +6,7 @@ small, from its configuration alone; it trains with its own dropout, and with th
 the tricks that its row names. The peak includes weights and inputs. 'aligned' is the share of the events that
 both lists have in the same order: twice the longest common subsequence over the sum of their lengths.
 """
-import contextlib, importlib.util, os, sys, tempfile, time
+import contextlib, os, tempfile, time
 from functools import partial
 
 os.environ['KINETO_LOG_LEVEL'] = '99'  # the profiler's chatter
@@ -29,13 +29,9 @@ def tokens(rows=B, length=T): return torch.ones(rows, length, dtype=torch.long)
 def text(): return dict(input_ids=tokens(), labels=tokens())
 def image(): return dict(pixel_values=torch.ones(B, 3, 32, 32), labels=torch.ones(B, dtype=torch.long))
 def spectrum(): return dict(input_features=torch.ones(B, 16, 2*T), labels=tokens(length=16))
-def sound(): return dict(input_values=torch.ones(B, 4000), labels=torch.ones(B, dtype=torch.long))
 
 def image_and_text():
     return dict(pixel_values=torch.ones(B, 3, 32, 32), input_ids=tokens(length=16), return_loss=True)
-
-def segments():
-    return dict(pixel_values=torch.ones(B, 3, 64, 64), labels=torch.ones(B, 64, 64, dtype=torch.long))
 
 # ------------------------------------------------------------------ models of transformers
 
@@ -50,29 +46,13 @@ SEQ2SEQ = dict(vocab_size=V, d_model=D, encoder_layers=L, decoder_layers=L, enco
 T5 = dict(IDS, vocab_size=V, d_model=D, d_kv=16, d_ff=4*D, num_layers=L, num_heads=H,
           decoder_start_token_id=0)
 IMAGE = dict(image_size=32, patch_size=8, num_labels=10)
-SWIN = dict(image_size=32, patch_size=2, embed_dim=32, depths=[2, 2], num_heads=[2, 4], window_size=4,
-            drop_path_rate=0.)
 STAGES = dict(hidden_sizes=[16, 32, 64], depths=[1, 1, 1], num_labels=10)
-SEGFORMER = dict(num_encoder_blocks=2, depths=[1, 1], sr_ratios=[2, 1], hidden_sizes=[16, 32], strides=[4, 2],
-                 patch_sizes=[7, 3], num_attention_heads=[1, 2], mlp_ratios=[4, 4], decoder_hidden_size=32,
-                 drop_path_rate=0.)
-WAVES = dict(WIDTHS, conv_dim=(32,)*3, conv_kernel=(10, 3, 2), conv_stride=(5, 2, 2), layerdrop=0,
-             num_conv_pos_embeddings=16, num_conv_pos_embedding_groups=4, apply_spec_augment=False)
 WHISPER = dict(SEQ2SEQ, num_mel_bins=16, max_source_positions=T)
 VISION = dict(LAYERS, image_size=32, patch_size=8)
 CLIP = dict(text_config={**WIDTHS, **IDS}, vision_config=VISION)
 KV2 = dict(num_key_value_heads=2)
 MIXTRAL = dict(KV2, num_local_experts=4)
-EXPERTS = dict(experts_implementation='eager', moe_intermediate_size=D, num_experts_per_tok=2)
-DEEPSEEK = dict(EXPERTS, num_key_value_heads=H, n_routed_experts=8, n_group=2, topk_group=1, q_lora_rank=32,
-                kv_lora_rank=32, qk_rope_head_dim=16, qk_nope_head_dim=16, v_head_dim=16,
-                first_k_dense_replace=1)
-OPT = dict(vocab_size=V, hidden_size=D, ffn_dim=4*D, num_hidden_layers=L, num_attention_heads=H,
-           max_position_embeddings=T, word_embed_proj_dim=D, **IDS)
-BLOOM = dict(vocab_size=V, hidden_size=D, n_layer=L, n_head=H, **IDS)
-XLNET = dict(vocab_size=V, d_model=D, n_layer=L, n_head=H, d_inner=4*D)
 SGD = dict(optimizer=partial(optim.SGD, momentum=.9))
-RMSPROP = dict(optimizer=optim.RMSprop)
 
 def of_class(architecture, batch=text, family=None, **settings):
     "A model of transformers, by its class; the configuration's name begins like it"
@@ -84,14 +64,10 @@ def of_class(architecture, batch=text, family=None, **settings):
 
 def decoder(family, **settings): return of_class(f'{family}ForCausalLM', **{**WIDTHS, **IDS, **settings})
 
-def masked(family, **settings):
-    return of_class(f'{family}ForMaskedLM', **{**WIDTHS, 'pad_token_id': 0, **settings})
-
 def seq2seq(family, batch=text, **settings):
     return of_class(f'{family}ForConditionalGeneration', batch, **settings)
 
-def pictured(family, batch=image, **settings):
-    return of_class(f'{family}ForImageClassification', batch, **settings)
+def pictured(family, **settings): return of_class(f'{family}ForImageClassification', image, **settings)
 
 # ------------------------------------------------------------------ models of plain torch, called with `x`
 
@@ -103,23 +79,6 @@ class Translator(nn.Module):
     def forward(self, x):
         e = self.embed(x)
         return self.head(self.body(e, e))
-
-class UNet(nn.Module):
-    def __init__(self):
-        super().__init__()
-        def block(a, b): return nn.Sequential(nn.Conv2d(a, b, 3, padding=1), nn.BatchNorm2d(b), nn.ReLU())
-        self.down1, self.down2, self.middle = block(3, 16), block(16, 32), block(32, 64)
-        self.up2, self.up1, self.head = block(96, 32), block(48, 16), nn.Conv2d(16, 3, 1)
-    def forward(self, x):
-        a = self.down1(x)
-        b = self.down2(F.max_pool2d(a, 2))
-        c = self.middle(F.max_pool2d(b, 2))
-        c = self.up2(torch.cat([b, F.interpolate(c, scale_factor=2)], 1))
-        return self.head(self.up1(torch.cat([a, F.interpolate(c, scale_factor=2)], 1)))
-
-def generator():
-    def block(a, b): return [nn.ConvTranspose2d(a, b, 4, 2, 1, bias=False), nn.BatchNorm2d(b), nn.ReLU()]
-    return nn.Sequential(*block(32, 64), *block(64, 32), nn.ConvTranspose2d(32, 3, 4, 2, 1), nn.Tanh())
 
 class Mixer(nn.Module):
     def __init__(self):
@@ -146,50 +105,16 @@ def perceptron():
     return nn.Sequential(*(layer() for _ in range(4)), nn.Linear(D, 10))
 
 class WithLoss(nn.Module):
-    "Mean square, or cross entropy of the logits with the labels, which are the input where none are given"
+    "Mean square, or cross entropy of the logits with the tokens that went in"
     def __init__(self, net):
         super().__init__()
         self.net = net
-    def forward(self, x, labels=None):
+    def forward(self, x):
         out = self.net(x)
-        if labels is not None: return F.cross_entropy(out['out'] if isinstance(out, dict) else out, labels)
         if x.is_floating_point(): return out.square().mean()
         return F.cross_entropy(out.flatten(0, 1), x.flatten())
 
 def plain(kind, *shape): return lambda: (WithLoss(kind()), dict(x=torch.ones(shape) if shape else tokens()))
-
-# ------------------------------------------------------------------ models of torchvision and timm
-
-def import_pictures(name):
-    "torchvision or timm, where they are installed; None elsewhere"
-    if any(importlib.util.find_spec(n) is None for n in (name, 'torchvision')): return None
-    if 'torchvision' not in sys.modules:
-        # torchvision's own kernels are built for one build of torch; with any other its import stops at
-        # the first one that is missing. None of them is needed here.
-        global _kernels
-        _kernels = torch.library.Library('torchvision', 'FRAGMENT')
-        for kernel in ('nms', 'qnms'):
-            with contextlib.suppress(RuntimeError):
-                _kernels.define(f'{kernel}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor')
-    import torchvision.models  # noqa: F401
-    return importlib.import_module(name)
-
-def pictures(library, kind, dense=False, **options):
-    "A model of torchvision (a name or a class of `torchvision.models`) or of timm (a name)"
-    def build():
-        found = import_pictures(library)
-        if found is None: raise ModuleNotFoundError(f"{library} isn't installed")
-        if library == 'timm': net = found.create_model(kind, num_classes=10, **options)
-        else:
-            module = found.models.segmentation if dense else found.models
-            net = getattr(module, kind)(num_classes=10, **options)
-        labels = torch.ones((B, 64, 64) if dense else (B,), dtype=torch.long)
-        return WithLoss(net), dict(x=torch.ones(B, 3, 64, 64), labels=labels)
-    return build
-
-TORCHVISION = 'resnet18 mobilenet_v3_small shufflenet_v2_x0_5 regnet_y_400mf efficientnet_b0'
-TIMM = 'convnextv2_atto ghostnet_050 edgenext_xx_small mobilevit_xxs poolformer_s12'
-DENSENET = dict(growth_rate=8, block_config=(2, 3, 2), num_init_features=16)
 
 # ------------------------------------------------------------------ the table
 
@@ -201,59 +126,24 @@ TABLE = {
         'llama, autocast': (decoder('Llama'), dict(bf16=True)),
         'llama, most frozen': (decoder('Llama'), dict(trained='q_proj')),
         'gpt2': (of_class('GPT2LMHeadModel', family='GPT2', **GPT), dict(clip=True)),
-        'gptj': of_class('GPTJForCausalLM', **GPT, rotary_dim=8),
-        'bert': masked('Bert'),
-        'bert, autocast': (masked('Bert'), dict(bf16=True, clip=True, optimizer=optim.Adam)),
-        'albert': (masked('Albert', embedding_size=32), dict(optimizer=optim.Adamax)),
-        'deberta': (masked('DebertaV2', relative_attention=True, pos_att_type=['p2c', 'c2p']), RMSPROP),
-        'xlnet': of_class('XLNetLMHeadModel', family='XLNet', **XLNET),
-        'mistral': (decoder('Mistral', **KV2), dict(clip=True)),
+        'bert': of_class('BertForMaskedLM', **WIDTHS, pad_token_id=0),
         'qwen3': (decoder('Qwen3', **KV2, head_dim=16), dict(optimizer=optim.NAdam)),
-        'gemma2': decoder('Gemma2', **KV2, head_dim=16),
-        'phi3': (decoder('Phi3'), SGD),
-        'opt': of_class('OPTForCausalLM', **OPT),
-        'gpt_neox': decoder('GPTNeoX'),
-        'falcon': decoder('Falcon'),
-        'bloom': (of_class('BloomForCausalLM', **BLOOM), dict(optimizer=optim.Adagrad)),
         'olmo': (decoder('Olmo'), dict(optimizer=partial(optim.AdamW, amsgrad=True))),
         'mixtral, loop': (decoder('Mixtral', **MIXTRAL, experts_implementation='eager'), dict(even=True)),
-        'qwen2_moe, loop': (decoder('Qwen2Moe', **KV2, **EXPERTS, num_experts=8,
-                                    shared_expert_intermediate_size=D), dict(even=True)),
-        'deepseek_v3, loop': (decoder('DeepseekV3', **DEEPSEEK), dict(even=True)),
         'mixtral, batched': decoder('Mixtral', **MIXTRAL, experts_implementation='batched_mm'),
-        'mamba': of_class('MambaForCausalLM', **STATE, state_size=8),
         'mamba2': of_class('Mamba2ForCausalLM', **STATE, state_size=16, num_heads=8, head_dim=16, n_groups=1,
                            chunk_size=32),
-        'rwkv': of_class('RwkvForCausalLM', **STATE, context_length=T),
         't5, Adafactor': (seq2seq('T5', **T5), dict(optimizer=optim.Adafactor)),
-        'bart': seq2seq('Bart', **SEQ2SEQ),
     },
-    'sound': {
-        'whisper': seq2seq('Whisper', spectrum, **WHISPER),
-        'wav2vec2': of_class('Wav2Vec2ForSequenceClassification', sound, **WAVES),
-    },
+    'sound': {'whisper': seq2seq('Whisper', spectrum, **WHISPER)},
     'image': {
         'vit': pictured('ViT', **LAYERS, **IMAGE),
         'clip': of_class('CLIPModel', image_and_text, family='CLIP', **CLIP),
-        'swin': pictured('Swin', **SWIN, num_labels=10),
         'convnext': pictured('ConvNext', num_stages=3, **STAGES),
         'resnet': (pictured('ResNet', embedding_size=16, **STAGES), SGD),
-        'segformer': of_class('SegformerForSemanticSegmentation', segments, **SEGFORMER),
-    },
-    'torchvision': {
-        **{f'tv {kind}': pictures('torchvision', kind) for kind in TORCHVISION.split()},
-        'tv lraspp': pictures('torchvision', 'lraspp_mobilenet_v3_large', True, weights_backbone=None),
-        'tv DenseNet': (pictures('torchvision', 'DenseNet', **DENSENET), SGD),
-    },
-    'timm': {
-        **{f'timm {kind}': pictures('timm', kind) for kind in TIMM.split()},
-        'timm vit_tiny': pictures('timm', 'vit_tiny_patch16_224', img_size=64, depth=2),
-        'timm xcit_nano': pictures('timm', 'xcit_nano_12_p16_224', img_size=64),
     },
     'plain torch': {
         'nn.Transformer': plain(Translator),
-        'U-Net': plain(UNet, 4, 3, 32, 32),
-        'DCGAN': (plain(generator, 8, 32, 4, 4), dict(optimizer=optim.Adam)),
         'MLP-Mixer': plain(Mixer, 8, T, D),
         'midpoint rule': (plain(Flow, 64, D), dict(optimizer=optim.RAdam)),
         'perceptron': (plain(perceptron, 256, D), dict(optimizer=optim.Rprop)),
@@ -379,24 +269,20 @@ def compare(name):
                 predicted_events=len(events), error=round(predicted/peak - 1, 6),
                 aligned=share if share is None else round(share, 5))
 
-def versions(*names): return {name: importlib.import_module(name).__version__ for name in names}
-
 def foreign_models(cases=(), dry=False):
     """Training steps of models that others wrote: peaks and events, predicted and recorded. What a record of
     this commit has is not measured again"""
-    # Before transformers, which would look for torchvision itself.
-    found = {name: import_pictures(name) for name in ('torchvision', 'timm')}
-    libraries = ['transformers', *(name for name, module in found.items() if module)]
+    transformers = require('transformers', 'build models that others wrote')
     rows = [] if dry else begun('foreign_models').get('rows', [])
     done = {row['case'] for row in rows}
     for name in SAMPLE[-1:] if dry else cases or CASES:
-        if name in done or found.get(CASES[name][0], True) is None: continue
+        if name in done: continue
         try: row = compare(name)
         except Exception as e:
             row = dict(case=name, family=CASES[name][0], failed=f'{type(e).__name__}: {e}'[:300])
         rows.append(row)
         print({k: v for k, v in row.items() if k != 'family'}, flush=True)
-        yield dict(versions(*libraries), rows=rows)
+        yield dict(transformers=transformers.__version__, rows=rows)
 
 if __name__ == '__main__':
     from runner import begun, main

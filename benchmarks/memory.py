@@ -1,15 +1,13 @@
-"""Bytes, predicted and measured: how long an account takes, which batch fits which card, packed weights, long
-rows, the disk of the set-up. See runner.py for the command line.
+"""Bytes, predicted and measured: how long an account takes, which batch fits which card, packed weights,
+the disk of the set-up. See runner.py for the command line.
 """
 import contextlib, gc, io, itertools, os, subprocess, sys, tempfile, time
 from dataclasses import replace
 from pathlib import Path
 import torch
-from elleci.config import CHECKPOINTING, PRESETS, TrainConfig, config_to_json, preset
+from elleci.config import CHECKPOINTING, PRESETS, config_to_json, preset
 from elleci.core import GiB, atomic_write, fmt_bytes, seed_everything
-from elleci.data.sources import iter_documents
 from elleci.data.tokenizer import save_tokenizer, train_tokenizer
-from elleci.documents import next_token_labels
 from elleci.engine.layer_major import make_engine, make_model
 from elleci.inference.generate import elleci_pack
 from elleci.layers.ffn import BitLinear, PackedLinear
@@ -19,7 +17,6 @@ from elleci.memory.ledger import CARDS
 from elleci.memory.measure import measure
 from elleci.memory.trace import dry_run, gc_disabled
 from elleci.optim.optimizers import make_optimizer
-from elleci.optim.schedules import lr_factor
 from elleci.planning import account as predict
 from elleci.planning.foreign import PlainLlama, shape_named
 from elleci.training.checkpoint import MODEL_FILE, save_weights
@@ -179,91 +176,6 @@ def packed(name='elleci-1b5-12gib', tokens=32, dry=False):
             load_seconds=[round(load_before, 1), round(load_after, 1)],
         )
 
-# ------------------------------------------------------------------ long rows
-
-BASE = replace(preset('elleci-tiny').model, vocab_size=256, d_model=64, n_layers=2, d_ff=176,
-               n_eigenstates=32, headdim=32, n_attn_heads=2, qk_nope_head_dim=16, qk_rope_head_dim=16,
-               v_head_dim=32, kv_lora_rank=32, ternary=False)
-LONG = {
-    'eigenstates': replace(BASE, pattern='E'),
-    'Mamba-2': replace(BASE, pattern='M'),
-    'attention': replace(BASE, pattern='A'),
-    'attention, density 1/8': replace(BASE, pattern='A', attention_density=1/8),
-}
-PIECE = 5000 # tokens; it divides neither a row nor a chunk
-
-def long_train(T, steps):
-    return TrainConfig(seq_len=T, batch_size=1, grad_accum_steps=1, steps=steps, optimizer='adamw', lr=4e-3,
-                       precision='fp32', schedule='onecycle', warmup=.1, checkpointing='none')
-
-def long_rows(T, n):
-    "n micro-batches of one row of Python's manual as bytes, cut at random places"
-    texts = [torch.tensor(list(d.text.encode())) for d in iter_documents('english', 'embedded:english')]
-    text, owner = torch.cat(texts), torch.cat([torch.full_like(t, i) for i, t in enumerate(texts)])
-    generator = torch.Generator().manual_seed(n)
-    for _ in range(n):
-        start = int(torch.randint(len(text) - T, (), generator=generator))
-        tokens, seq_idx = (t[None, start:start + T].clone() for t in (text, owner))
-        yield [(tokens, next_token_labels(tokens, seq_idx), seq_idx)]
-
-def long_engine(name, train):
-    seed_everything(0)
-    model = make_model(LONG[name], train)
-    return make_engine(model, make_optimizer(model, train), train)
-
-def cpu_seconds(engine, batch):
-    began = time.process_time()
-    result = engine.step(batch)
-    return time.process_time() - began, float(result['loss'])
-
-def long_length(name, T):
-    "Peak bytes of two steps, predicted and measured; seconds of the best of three more"
-    train = long_train(T, 100)
-    a, engine = predict.account(LONG[name], train, 'cpu'), long_engine(name, train)
-    batch = next(long_rows(T, 1))
-    with measure(torch.device('cpu'), [*engine.model.parameters(), *batch[0]]) as measured:
-        for _ in range(2): engine.step(batch)
-    seconds = min(cpu_seconds(engine, batch)[0] for _ in range(3))
-    return dict(model=name, seq_len=T, batch_size=1, cpu_seconds_per_step=round(seconds, 3),
-                parameters=sum(p.numel() for p in engine.model.parameters()),
-                predicted_bytes=int(a.peak_allocated), measured_bytes=measured.peak_allocated,
-                activation_bytes=int(a.categories['activations']))
-
-@torch.no_grad()
-def carried(model, tokens):
-    "The largest difference between a row read at once and in pieces, relative to the largest logit"
-    whole, cache = model(tokens), model.new_cache(1)
-    pieces = torch.cat([model(piece, cache=cache) for piece in tokens.split(PIECE, 1)], 1)
-    return dict(piece=PIECE, difference=float((pieces - whole).abs().max()/whole.abs().max()))
-
-def long_training(name, T, steps):
-    "Loss, rate and seconds of each step"
-    train = long_train(T, steps)
-    engine, history = long_engine(name, train), []
-    groups = engine.optimizer.param_groups
-    rates = [group['lr'] for group in groups]
-    for i, batch in enumerate(long_rows(T, steps), 1):
-        factor = lr_factor(train, i)
-        for group, rate in zip(groups, rates): group['lr'] = rate*factor
-        taken, loss = cpu_seconds(engine, batch)
-        history.append(dict(loss=round(loss, 4), factor=factor, cpu_seconds=round(taken, 3)))
-    pieces = carried(engine.model, batch[0][0])
-    return dict(model=name, seq_len=T, batch_size=1, steps=history, carried=pieces)
-
-def long_context(steps=40, longest=32_768):
-    """Rows of up to 32,768 tokens on one thread: peaks of two steps against the account, seconds of a step
-    (attention stops at 16K), and whole trainings at the longest row"""
-    torch.set_num_threads(1)
-    found = dict(lengths=[], trainings=[])
-    for name, T in itertools.product(LONG, (2048, 4096, 8192, 16_384, 32_768)):
-        if T > min(longest, 16_384 if 'attention' in name else longest): continue
-        found['lengths'].append(long_length(name, T))
-        print(found['lengths'][-1], flush=True)
-        yield found
-    for name in ('eigenstates', 'Mamba-2'):
-        found['trainings'].append(long_training(name, longest, steps))
-        yield found
-
 # ------------------------------------------------------------------ the disk of the set-up
 
 def disk_bytes(folder):
@@ -304,4 +216,4 @@ def set_up(test=False, only_test=False):
         yield found
 
 if __name__ == '__main__':
-    main(account, fits_which_card, packed, long_context, set_up)
+    main(account, fits_which_card, packed, set_up)
