@@ -1,5 +1,5 @@
-"""A BitLinear against bf16 nn.Linear, forward and backward; its kernels against the copy; decoding from
-packed weights at the 1.5B model's shapes; steps of four layers of recipe A.
+"""A BitLinear against bf16 nn.Linear, forward and backward; decoding from packed
+weights at the 1.5B model's shapes; steps of four layers of recipe A.
 """
 import functools
 from dataclasses import replace
@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from elleci.config import ModelConfig, TrainConfig, preset
 from elleci.core import seed_everything
 from elleci.kernels import bitnet as module
-from elleci.kernels.bitnet import bit_linear, packed_matvec, quantize, rms_norm_quantize, ternarize_int8
+from elleci.kernels.bitnet import bit_linear, packed_matvec, quantize, ternarize_int8
 from elleci.kernels.ternary import pack_ternary, ternary_linear
 from gpu.bench import Stopwatch, check, free, note, of_the_copy, relative, row
 from gpu.training import engine_for, random_batches
@@ -71,33 +71,6 @@ def layers(ctx, watch, M, K, N):
         if not dense or n not in good: continue
         yield row(f'BitLinear, {n}: faster than bf16 nn.Linear, {size}', dense.ms/good[n].ms, '×', target)
 
-def pieces(ctx, watch, M, K, N):
-    "Kernels one by one: bytes against the copy, operations of the product"
-    x, g, w, n = (torch.randn(*s, device=ctx.device) for s in ((M, K), (M, N), (N, K), (K,)))
-    x, g, size = x.bfloat16(), g.bfloat16(), f'{M} × {K} × {N}'
-    half = torch.bfloat16
-    (q, sx), (w_int, sw), turned = quantize(x), ternarize_int8(w), ternarize_int8(w)[0].T.contiguous()
-    gq, sg = module.round_rows(g, 1, not ctx.dry)
-    gT, sT = module.round_columns(g, sx, 1, not ctx.dry)
-    scale = w.abs().mean()
-    moving = {
-        'quantize': (lambda: quantize(x, 'triton'), 3*M*K),
-        'norm and quantize': (lambda: rms_norm_quantize(x, n, backend='triton'), 3*M*K),
-        'ternarize': (lambda: module.ternarize_rows(w, scale), 5*N*K),
-        'rounding of rows': (lambda: module.round_rows(g, 1, True), 3*M*N),
-        'rounding of columns': (lambda: module.round_columns(g, sx, 1, True), 3*M*N),
-        'dequantise': (lambda: module.rescale(q, sx, half), 3*M*K),
-    }
-    products = {
-        'forward': lambda: module.int8_product(q, sx, w_int, sw, half),
-        'gradient of x': lambda: module.int8_product(gq, sg, turned, sw, half),
-        'gradient of w': lambda: module.weight_grad(gT, sT, q, torch.float32),
-    }
-    good = yield from watch.rows({k: f for k, (f, _) in moving.items()} | products, 2, size)
-    for name, t in good.items():
-        if name in moving: yield of_the_copy(ctx, f'{name}, {size}', moving[name][1], t, **t.fields())
-        else: yield row(f'int8 product, {name}, {size}', 2*M*K*N/t.ms/1e9, 'Top/s', **t.fields())
-
 def decode(ctx, watch):
     "A product of one and of eight rows with packed weights, against bf16 weights"
     for name, (K, N) in shapes(ctx.dry).items():
@@ -141,9 +114,8 @@ def four_layers(ctx, watch):
 def bitnet(ctx):
     watch = Stopwatch(ctx)
     for case in [(40, 32, 48)] if ctx.dry else [(65_536, 2048, 5632), (4096, 2048, 11_264)]:
-        for part in (layers, pieces):
-            yield from part(ctx, watch, *case)
-            free()
+        yield from layers(ctx, watch, *case)
+        free()
     for part, least in ((decode, 10), (four_layers, 8)):
         if ctx.left < least: return (yield note(f'no time for {part.__name__}', cut=True))
         yield from part(ctx, watch)

@@ -1,26 +1,24 @@
 """Linear cross-entropy, forward and backward, at 65,536 tokens: against Liger's Triton, torch's own and plain
-chunks; time, peak memory, budgets, the kernel's tiles.
+chunks; time and peak memory.
 """
 import functools
 import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
-from elleci.core import MiB, autocast_device, optional
-from elleci.kernels import linear_cross_entropy as module
+from elleci.core import MiB, optional
 from elleci.kernels.linear_cross_entropy import linear_cross_entropy
 from gpu.bench import Stopwatch, check, free, most, note, peak, row
 
-TILES = ((2048, 8), (4096, 8), (4096, 16), (8192, 16), (8192, 32), (32768, 32))   # words, warps
 ours = functools.partial(linear_cross_entropy, backend='triton', check=False)
 
 def shape(dry): return (40, 16, 300) if dry else (65_536, 2048, 32_128)                # (tokens, D, V)
 
-def inputs(ctx, dtype, weight=None, size=None):
+def inputs(ctx, dtype, size=None):
     "Hidden states, head, labels of which a tenth is not counted"
     N, D, V = size or shape(ctx.dry)
     gen = torch.Generator(ctx.device).manual_seed(0)
     def normal(*s): return torch.randn(s, generator=gen, device=ctx.device)
-    h, w = normal(N, D).to(dtype).requires_grad_(), (normal(V, D)*D**-.5).to(weight or dtype).requires_grad_()
+    h, w = normal(N, D).to(dtype).requires_grad_(), (normal(V, D)*D**-.5).to(dtype).requires_grad_()
     y = torch.randint(V, (N,), generator=gen, device=ctx.device)
     return h, w, y.where(torch.rand(N, generator=gen, device=ctx.device) < .9, -100)
 
@@ -56,24 +54,15 @@ def fp32_gradient(e):
     w.grad_dtype = torch.float32
     return h, w, y
 
-def both(f, e, autocast=False):
+def both(f, e):
     "A function that runs the loss and its gradients, as a training step does"
     h, w, y = e
     def run():
         h.grad = w.grad = None
-        with torch.autocast(autocast_device(h.device), torch.bfloat16, autocast): loss = f(h, w, y)
+        loss = f(h, w, y)
         loss.backward()
         return loss
     return run
-
-def tile(words, warps, x, y):
-    "The kernel with another tile"
-    out, g = x.new_empty(len(x)), x.view(torch.bfloat16)
-    with torch.cuda.device_of(x):
-        module.cross_entropy_kernel[(len(x),)](
-            x, g, y, out, x.stride(0), g.stride(0), x.shape[1], -100, 0., 0., 1.,
-            HAS_GRAD=True, HAS_SMOOTHING=False, BLOCK=words, num_warps=warps,
-        )
 
 def off(a, b): return ((a.double() - b).abs().max()/b.abs().max().clamp(min=1e-30)).item()
 
@@ -131,43 +120,3 @@ def loss(ctx):
         if peer not in peaks: continue
         yield most(f'memory of ours against {label}', peaks['ours']/peaks[peer], 'of it', 1.)
     if 'liger' not in good: yield note('liger is not installed: put its folder on PYTHONPATH')
-    del runs, e
-    yield from budgets(ctx, watch)
-    yield from chunk(ctx, watch)
-
-def budgets(ctx, watch):
-    "Bytes that the loss may take, with the weight in bf16 and in fp32 under autocast; without gradients"
-    for kind, weight, autocast in (('fp32 weight, autocast', torch.float32, True), ('bf16', None, False)):
-        free()
-        e = inputs(ctx, torch.bfloat16, weight)
-        def run(M): return both(functools.partial(ours, max_bytes=M*MiB), e, autocast)
-        runs = {f'{M}': run(M) for M in ((1, 2) if ctx.dry else (48, 96, 128, 192, 256, 384, 768))}
-        for M, t in (yield from watch.rows(runs, 3, f'{kind}, MiB')).items():
-            taken = {} if ctx.dry else dict(peak=peak(runs[M]))
-            yield row(f'ours, {kind}, max_bytes {M} MiB', t.ms, 'ms', **taken, **t.fields())
-    def evaluate():
-        with torch.no_grad(): return ours(*e)
-    for t in (yield from watch.rows(dict(loss=evaluate), 1, 'alone')).values():
-        yield row('ours, without gradients', t.ms, 'ms', **t.fields())
-
-def chunk(ctx, watch):
-    "A chunk of the default budget, taken apart: its three products, and the kernel with several tiles"
-    (_, D, V), C = shape(ctx.dry), 40 if ctx.dry else 1536
-    h, w, y = inputs(ctx, torch.float32 if ctx.dry else torch.bfloat16, size=(C, D, V))
-    h, w = h.detach(), w.detach()
-    x, dw = torch.zeros(C, V, device=ctx.device), torch.zeros(V, D, device=ctx.device)
-    g, dh = (x if ctx.dry else x.view(h.dtype)[:, :V]), torch.empty_like(h)
-    parts = dict(
-        logits=lambda: module._matmul_into(h, w.t(), x),
-        hidden=lambda: module._matmul_into(g, w, dh),
-        weight=lambda: module._matmul_into(g.t(), h, dw, add=True),
-        kernel=lambda: module._cross_entropy_triton(x, y, -100, 0., 0., h.dtype),
-    )
-    for n, t in (yield from watch.rows(parts, 1, 'chunk')).items():
-        rate = dict(rate=2*C*D*V/t.ms*1e3) if n != 'kernel' else dict(bandwidth=6*C*V/t.ms*1e3)
-        yield row(f'a chunk of {C} tokens: {n}', t.ms, 'ms', **rate, **t.fields())
-    if ctx.dry: return
-    runs = {f'{words} words a tile, {warps} warps': functools.partial(tile, words, warps, x, y)
-            for words, warps in TILES}
-    for n, t in (yield from watch.rows(runs, 1, 'tile')).items():
-        yield row(f'kernel, {n}', 6*C*V/t.ms/1e6, 'GB/s', **t.fields())

@@ -12,7 +12,8 @@ from elleci.planning.account import account
 from elleci.planning.step_time import Machine, step_flops, step_time
 from gpu.bench import free, most, note, row
 from gpu.training import (
-    MAJOR, STREAMED, TOY, TRAIN, cap, engine_for, from_nothing, seconds, workspaces, write_history
+    MAJOR, STREAMED, TOY, TRAIN, cap, engine_for, from_nothing, peaks, run_steps, seconds, workspaces,
+    write_history
 )
 
 LIMITS = dict(allocated=.005, reserved=.015)
@@ -74,7 +75,7 @@ def measured_steps(ctx, name, model, train, card_bytes, n):
         return
     finally: cap(ctx)
     yield row(fits, 1, '', 1, **should)
-    yield from peaks(ctx, name, predicted)
+    yield from peaks(ctx, name, predicted, LIMITS, head=True)
     if not ctx.dry: yield from on_the_card(name)
     # The optimizer's states appear in the first step.
     grown = max(after[1:]) - min(after[1:]) if after[1:] else None
@@ -122,24 +123,9 @@ def host_bound(ctx, name, engine, model, train, micro):
 def traced(ctx, name, _, model, train, micro):
     "What torch's allocator does from nothing through two steps, in a file of its own"
     path = ctx.folder/f'gpu-{name.replace(",", "").replace(" ", "-")}-trace.json.gz'
-    def train_anew():
-        again = engine_for(ctx, model, train)
-        from_nothing(ctx)
-        for _ in range(2): again.step(micro)
     free()
-    write_history(train_anew, path)
+    write_history(lambda: run_steps(ctx, model, train, 2), path)
     yield note(f'{name}: allocations of two steps in {path.name}')
-
-def peaks(ctx, name, predicted):
-    "Measured since `from_nothing` against the account's"
-    for kind, limit in LIMITS.items():
-        expected = getattr(predicted, f'peak_{kind}')
-        got = None if ctx.dry else getattr(torch.cuda, f'max_memory_{kind}')()
-        off = None if ctx.dry else abs(expected/got - 1)
-        label = f'{name}: {kind}, predicted {expected/GiB:.3f} GiB'
-        more = dict(predicted=expected, host=predicted.host, head=True)
-        yield row(label, expected/GiB if ctx.dry else got/GiB, 'GiB', **more)
-        yield most(f'{label}, off by', off, 'of it', limit, head=True)
 
 def on_the_card(name):
     "All that the card holds, and the process beside it"

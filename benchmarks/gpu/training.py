@@ -61,6 +61,28 @@ def seconds(ctx, engine, micro):
     wait(ctx)
     return time.perf_counter() - began, result
 
+def run_steps(ctx, model, train, n, at_most=None, length=99):
+    "Seconds of each of n steps from nothing, torch's allocator capped; none where memory runs out"
+    if ctx.absent:
+        predict(model, train)    # its rehearsal launches what the steps would
+        return [1.]*n
+    from_nothing(ctx)
+    cap(ctx, at_most)
+    try:
+        engine, batches = engine_for(ctx, model, train), random_batches(ctx, model, train, length)
+        return [seconds(ctx, engine, batches)[0] for _ in range(n)]
+    except torch.OutOfMemoryError: return []
+    finally: cap(ctx)
+
+def peaks(ctx, name, predicted, limits, **more):
+    "Measured since `from_nothing` against the account's"
+    for kind, limit in limits.items():
+        expected, measured = getattr(predicted, f'peak_{kind}'), not (ctx.dry or ctx.absent)
+        got = getattr(torch.cuda, f'max_memory_{kind}')() if measured else expected
+        label = f'{name}: {kind}, predicted {expected/GiB:.3f} GiB'
+        yield row(label, got/GiB, 'GiB', predicted=expected, host=predicted.host, **more)
+        yield most(f'{label}, off by', abs(expected/got - 1) if measured else None, 'of it', limit, **more)
+
 def workspaces(ctx):
     "Bytes of the blocks that remain when small trainings are over: what the libraries keep"
     if ctx.dry: return []
@@ -151,16 +173,11 @@ def describe(m, t):
                 precision=t.precision, checkpointing=t.checkpointing, optimizer=t.optimizer,
                 batch=f'{t.grad_accum_steps} × {t.batch_size} × {t.seq_len}')
 
-def two_steps(ctx, model, train):
-    engine, batches = engine_for(ctx, model, train), random_batches(ctx, model, train)
-    for _ in range(2): engine.step(batches)
-
 def compared(ctx, model, train, taken):
     "Predicted against measured, for one configuration"
-    from_nothing(ctx)
     a = predict(model, train, workspaces=taken)
-    try: two_steps(ctx, model, train)
-    except torch.OutOfMemoryError: return dict(predicted_allocated=a.peak_allocated, out_of_memory=True)
+    if not run_steps(ctx, model, train, 2):
+        return dict(predicted_allocated=a.peak_allocated, out_of_memory=True)
     allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
     return dict(
         predicted_allocated=a.peak_allocated, allocated=allocated,
@@ -182,7 +199,7 @@ def configuration_rows(ctx, n, model, train, taken, worst, folder):
     if n % 10: return
     free()
     path = Path(folder)/'trace.json.gz'
-    write_history(lambda: two_steps(ctx, model, train), path)
+    write_history(lambda: run_steps(ctx, model, train, 2), path)
     seen = {k: v for k, v in check_trace(path).items() if isinstance(v, int)}
     label = f'{n}: replay of {seen["events"]} events, disagreements'
     yield most(label, seen['disagreements'], '', 0, **seen)
@@ -223,16 +240,6 @@ DENSE = (
     ('gpt-medium', dict(batch_size=32, precision='bf16', checkpointing='block'), 24),
 )
 
-def trains(ctx, model, train):
-    "Whether three steps from nothing run through under the cap that is set"
-    if ctx.absent: return True    # the account has rehearsed them
-    try:
-        engine = engine_for(ctx, model, train)
-        batches = random_batches(ctx, model, train, train.seq_len//4)
-        for _ in range(3): engine.step(batches)
-    except torch.OutOfMemoryError: return False
-    return True
-
 def dense_case(ctx, name, changes, card_gib, taken, context):
     "Does it train on so small a card, context included, and what did it hold?"
     config = preset(name)
@@ -242,18 +249,10 @@ def dense_case(ctx, name, changes, card_gib, taken, context):
         train = replace(train, batch_size=2, seq_len=32)
     label = f'{name}, {train.batch_size} × {train.seq_len}, {train.precision}, {train.checkpointing}'
     predicted = predict(model, train, workspaces=taken, context=context)
-    from_nothing(ctx)
-    cap(ctx, card_gib*GiB - context)
-    ran = trains(ctx, model, train)
-    cap(ctx)
-    yield row(f'{label}: trains within {card_gib} GiB, context included', int(ran), '', 1,
+    ran = run_steps(ctx, model, train, 3, card_gib*GiB - context, train.seq_len//4)
+    yield row(f'{label}: trains within {card_gib} GiB, context included', int(bool(ran)), '', 1,
               predicted=int(predicted.fits(card_gib*GiB)), context=context)
-    for kind, limit in LIMITS.items():
-        expected = getattr(predicted, f'peak_{kind}')
-        got = expected if ctx.dry or not ran else getattr(torch.cuda, f'max_memory_{kind}')()
-        yield row(f'{label}: {kind}', got/GiB, 'GiB', predicted=expected/GiB)
-        if not ctx.dry and ran:
-            yield most(f'{label}: {kind}, predicted off by', abs(expected/got - 1), 'of it', limit)
+    if ran: yield from peaks(ctx, label, predicted, LIMITS)
 
 def baselines(ctx):
     "Dense Transformers on small cards: cells of the table that `memory.py fits_which_card` predicts"
@@ -282,15 +281,6 @@ def kinds_of_steps():
         'layer-major, streamed, few tokens': (False, streamed | dict(grad_accum_steps=1, batch_size=1)),
     }
 
-def timed_steps(ctx, model, train):
-    "(median, all) of a few steps, warm"
-    if ctx.absent:
-        predict(model, train)
-        return 1., []
-    engine, batches = engine_for(ctx, model, train), random_batches(ctx, model, train)
-    taken = [seconds(ctx, engine, batches)[0] for _ in range(3 if ctx.dry else 7)]
-    return statistics.median(taken[2:]), taken
-
 def kind_of_step(ctx, name, ternary, change, worst):
     "Rows of one kind: seconds, and those predicted"
     pinned = change.get('block_inputs_on') == 'pinned'
@@ -299,8 +289,9 @@ def kind_of_step(ctx, name, ternary, change, worst):
     small = dict(seq_len=48, batch_size=2, grad_accum_steps=2) if ctx.dry else {}
     train = replace(TRAIN, **small | change)
     predicted = model_of_time.step_time(model, train, model_of_time.Machine(**ctx.machine['step_machine']))
-    measured, taken = timed_steps(ctx, model, train)
-    total = predicted['total']
+    taken, total = run_steps(ctx, model, train, 3 if ctx.dry else 7), predicted['total']
+    if not taken: return (yield note(f'{name}: out of memory', gave_up=True))
+    measured = statistics.median(taken[2:])
     worst.append(abs(total/measured - 1))
     terms = {k: predicted[k] for k in model_of_time.TERMS}
     yield row(name, measured, 's', predicted=total, binds=predicted['binds'], terms=terms, seconds=taken,
