@@ -41,8 +41,8 @@ bench: .venv/run  ## every technique against one baseline: speed, memory, loss; 
 	$(BIN)/elleci_experiments --out runs/experiments
 	cp runs/experiments/experiments-*.json data/results/
 
-bench-cpu: .venv/run  ## train elleci-tiny; time its loop; pack the 1.5B model; decode on this CPU, against transformers; time the account and the scan on this CPU; what was measured goes to data/results
-	for benchmark in 'train.py tiny' 'cpu.py loop' 'memory.py account' 'cpu.py cpu_scan' 'memory.py packed' 'decode.py decode'; do $(BIN)/python benchmarks/$$benchmark || exit 1; done
+bench-cpu: .venv/run  ## train elleci-tiny; pack the 1.5B model; decode on this CPU, against transformers; time the account and the scan on this CPU; what was measured goes to data/results
+	for benchmark in 'train.py tiny' 'memory.py account' 'cpu.py cpu_scan' 'memory.py packed' 'decode.py decode'; do $(BIN)/python benchmarks/$$benchmark || exit 1; done
 
 bench-gpu: .venv/run  ## everything that is measured on a GPU, in at most nine minutes; goes to data/results
 	$(BIN)/python benchmarks/gpu_suite.py

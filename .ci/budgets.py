@@ -21,7 +21,7 @@ STILL = {
 }
 BESIDE = {
     'cells that are not exported': 26400, 'nbs/tests': 16150, 'nbs/solutions': 3400, 'data/web': 2200,
-    'scripts': 180, 'benchmarks': 3500, '.ci': 2400,
+    'scripts': 150, 'benchmarks': 2630, '.ci': 2400,
 }
 
 def code_lines(source):

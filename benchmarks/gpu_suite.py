@@ -39,7 +39,7 @@ PARTS = {
     'decode': 30,            # a token of the whole 1.5B model, with a CUDA graph and without
     'step_time': 40,         # seconds of eight kinds of steps against those predicted from the rates
     'baselines': 40,         # GPT-2-sized models under caps: peaks against the account
-    'engine': 60,            # layer-major: the ordinary step's weights, no growth, copies, pinned memory
+    'engine': 60,            # layer-major: the ordinary step's weights, no growth, pinned memory
     'fused': 20,             # convolution, norms, SwiGLU's gate: GB/s
     'block': 20,             # a Mamba-2 block with kernels and without
     'long_rows': 25,         # the eigenstate scan, and sparse attention to 32k

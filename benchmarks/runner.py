@@ -11,7 +11,6 @@ import argparse, datetime, inspect, json, platform, statistics, subprocess, time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-CLOCKS = dict(cpu=time.process_time, main=time.thread_time, wall=time.perf_counter)
 
 def git(*args):
     try: return subprocess.run(['git', *args], cwd=ROOT, capture_output=True, text=True).stdout.strip()
@@ -37,15 +36,14 @@ def begun(kind):
     path = record_path(kind)
     return json.loads(path.read_text(encoding='utf-8')) if path.exists() else {}
 
-def in_turn(subjects, rounds, clocks=CLOCKS, warmups=1):
-    "{name: {clock: seconds of each round}} of functions that run in turn, so that all see the same machine"
-    seconds = {name: {clock: [] for clock in clocks} for name in subjects}
-    for i in range(rounds + warmups):
+def in_turn(subjects, rounds):
+    "{name: seconds of each round} of functions that run in turn, so that all see the same machine"
+    seconds = {name: [] for name in subjects}
+    for i in range(rounds + 1):
         for name, f in subjects.items():
-            before = {clock: read() for clock, read in clocks.items()}
+            began = time.perf_counter()
             f()
-            if i < warmups: continue
-            for clock, read in clocks.items(): seconds[name][clock].append(round(read() - before[clock], 5))
+            if i: seconds[name].append(round(time.perf_counter() - began, 5))    # the first round warms up
     return seconds
 
 def median_ratio(a, b, digits=3):

@@ -5,14 +5,14 @@
 The model is `elleci-tiny`: three Mamba-2 layers and one of latent attention with ternary weights, 4.1 million
 parameters. The step is the one that fits a 1.5B model onto a 12 GB card: it is done with one layer, all its
 micro-batches and its update, before it touches the next, so there is never more than one layer's gradient.
-Tokens, kernels and layers come from `elleci`, all else is here. The tokens are those of `make train`, so that
-the losses, in nats a token, can be compared.
+Sizes, tokens, kernels and layers come from `elleci`, all else is here. The tokens are those of `make train`,
+so that the losses, in nats a token, can be compared.
 """
 import random, time
 from pathlib import Path
-from types import SimpleNamespace
 import torch
 from torch import nn
+from elleci.config import preset
 from elleci.data.sources import iter_documents, split_documents, train_tokenizer_on
 from elleci.data.tokenizer import encode_documents
 from elleci.kernels.linear_cross_entropy import linear_cross_entropy
@@ -23,18 +23,10 @@ from elleci.layers.norm import RMSNorm
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# The sizes of the model ...
-cfg = SimpleNamespace(
-    vocab_size=2048, d_model=256, d_ff=704, bias=False, pattern='MMMA',
-    # Mamba-2: 8 heads of 64 channels, and for each channel a state of 16 numbers
-    d_inner=512, headdim=64, n_ssm_heads=8, d_state=16, ngroups=1, d_conv=4, conv_dim=512 + 2*16,
-    chunk_size=64,
-    # attention: 4 heads; of each token 64 numbers are kept, from which its keys and values are made
-    n_attn_heads=4, qk_nope_head_dim=32, qk_rope_head_dim=32, v_head_dim=64, kv_lora_rank=64,
-    attention_density=1., rope_theta=1e5, rope_scaling='none', rope_factor=1., rope_original_len=0,
-    embedding_gate=False,
-)
-# ... and of the training: a step reads 2 micro-batches of 2 rows of 256 tokens
+# Mamba-2 has 8 heads of 64 channels, and for each channel a state of 16 numbers; attention has 4 heads, and
+# keeps 64 numbers of each token, from which it makes its keys and values.
+cfg = preset('elleci-tiny').model
+# A step reads 2 micro-batches of 2 rows of 256 tokens.
 steps, T = 320, 256
 n_micro, batch_size = 2, 2
 max_lr, weight_decay, max_grad_norm = 1e-3, .1, 1.

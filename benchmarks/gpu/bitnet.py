@@ -1,17 +1,15 @@
-"""A BitLinear against bf16 nn.Linear, forward and backward; decoding from packed
-weights at the 1.5B model's shapes; steps of four layers of recipe A.
+"""A BitLinear against bf16 nn.Linear, forward and backward; decoding from packed weights
+at the shapes of the 1.5B model.
 """
 import functools
-from dataclasses import replace
 import torch
 import torch.nn.functional as F
-from elleci.config import ModelConfig, TrainConfig, preset
+from elleci.config import ModelConfig
 from elleci.core import seed_everything
 from elleci.kernels import bitnet as module
 from elleci.kernels.bitnet import bit_linear, packed_matvec, quantize, ternarize_int8
 from elleci.kernels.ternary import pack_ternary, ternary_linear
-from gpu.bench import Stopwatch, check, free, note, of_the_copy, relative, row
-from gpu.training import engine_for, random_batches
+from gpu.bench import Stopwatch, check, free, of_the_copy, relative, row
 
 ours = functools.partial(bit_linear, backend='triton')
 
@@ -91,32 +89,9 @@ def decode(ctx, watch):
             if 'plain' in good: yield row(f'{label}: faster than bf16', good['plain'].ms/mine.ms, '×')
         free()
 
-def four_layers(ctx, watch):
-    "Training steps: ternary with both backward passes, against ordinary bf16 layers"
-    model = ModelConfig(n_layers=4)
-    if ctx.dry: model = replace(preset('elleci-tiny').model, n_layers=1)
-    size = dict(seq_len=64, batch_size=1) if ctx.dry else dict(seq_len=1024, batch_size=8)
-    train = TrainConfig(**size, grad_accum_steps=2, optimizer='lion8', precision='bf16-weights')
-    batches, subjects = random_batches(ctx, model, train), {}
-    ways = {'bf16 nn.Linear': (False, False), 'ternary, bf16 backward': (True, False),
-            'ternary, int8 backward': (True, True)}
-    for name, (ternary, int8) in ways.items():
-        engine = engine_for(ctx, replace(model, ternary=ternary), replace(train, int8_backward=int8))
-        subjects[name] = functools.partial(engine.step, batches)
-    good = yield from watch.rows(subjects, 4, 'step of four layers')
-    for name, t in good.items():
-        yield row(f'step of four layers, {name}', train.tokens_per_step/t.ms*1e3, 'tokens/s', **t.fields())
-    dense = good.pop('bf16 nn.Linear', None)
-    for name, t in good.items() if dense else ():
-        label = f'step of four layers, {name}: faster than bf16 nn.Linear'
-        yield row(label, dense.ms/t.ms, '×', 1.1 if 'int8' in name else None)
-
 def bitnet(ctx):
     watch = Stopwatch(ctx)
     for case in [(40, 32, 48)] if ctx.dry else [(65_536, 2048, 5632), (4096, 2048, 11_264)]:
         yield from layers(ctx, watch, *case)
         free()
-    for part, least in ((decode, 10), (four_layers, 8)):
-        if ctx.left < least: return (yield note(f'no time for {part.__name__}', cut=True))
-        yield from part(ctx, watch)
-        free()
+    yield from decode(ctx, watch)

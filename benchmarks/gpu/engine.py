@@ -1,18 +1,18 @@
 """The layer-major engine at a middling size: the weights of the ordinary step, no growth over two hundred
-steps, what copies cost, the 8-bit Lion's speed, pinned memory.
+steps, the 8-bit Lion's speed, pinned memory.
 """
-import functools, itertools, statistics, time
+import functools, time
 from dataclasses import replace
 import numpy as np
 import torch
 from elleci.core import KiB, MiB, memory_in_use, seed_everything
 from elleci.engine.layer_major import make_engine, make_model
-from elleci.engine.offload import ActivationStore, HostMemory
+from elleci.engine.offload import HostMemory
 from elleci.kernels.lion8 import lion8_state, lion8_step
 from elleci.planning.account import account
 from gpu.bench import Stopwatch, check, guarded, most, note, of_the_copy, row
 from gpu.recipe import as_ordinary, recipe
-from gpu.training import MAJOR, MEDIUM, STREAMED, TOY, TRAIN, engine_for, random_batches, seconds
+from gpu.training import MAJOR, MEDIUM, STREAMED, TOY, TRAIN, engine_for, random_batches
 
 def lion8(ctx):
     n = 2**12 if ctx.dry else 2**28
@@ -89,28 +89,6 @@ def flat(ctx):
         more = dict(first=y[0], last=y[-1], must=what == 'allocated')
         yield most(label, grows, 'B/step', limit, **more)
 
-def copies(ctx):
-    "A short step with the layers' inputs on the device, in pinned and in pageable memory, in turns"
-    model = replace(TOY if ctx.dry else MEDIUM, ternary=True)
-    small = dict(seq_len=48, batch_size=2, grad_accum_steps=2) if ctx.dry else {}
-    train = replace(TRAIN, **MAJOR | small | dict(block_inputs_on='pageable' if ctx.dry else 'pinned'))
-    if ctx.absent: return account(model, train)
-    engine, micro = engine_for(ctx, model, train), random_batches(ctx, model, train)
-    kinds = ('device', 'pageable') if ctx.dry else ('device', 'pinned', 'pageable')
-    stores = {k: ActivationStore(k, ctx.device, engine.transfer_stream) for k in kinds}
-    taken = {k: [] for k in kinds}
-    for turn, k in itertools.product(range(3), kinds):
-        if turn > 1 and ctx.left < 2*max(map(max, taken.values())) + 6: break
-        engine.activations = stores[k]
-        s, _ = seconds(ctx, engine, micro)
-        if turn: taken[k].append(s)
-    medians = {k: statistics.median(s) for k, s in taken.items()}
-    for k, s in medians.items():
-        yield row(f'copies: step of {len(micro)} micro-batches, inputs {k}', s, 's', seconds=taken[k])
-    for k in kinds[1:]:
-        limit = 1.02 if k == 'pinned' else None
-        yield most(f'copies: inputs {k}, against the device', medians[k]/medians['device'], '×', limit)
-
 def engine(ctx):
-    chosen = [lion8, *(() if ctx.absent else (pinning,)), equal, *(() if ctx.dry else (flat,)), copies]
+    chosen = [lion8, *(() if ctx.absent else (pinning,)), equal, *(() if ctx.dry else (flat,))]
     yield from guarded(ctx, {f.__name__: functools.partial(f, ctx) for f in chosen}, 8)
