@@ -5,16 +5,16 @@
 The model is `elleci-tiny`: three Mamba-2 layers and one of latent attention with ternary weights, 4.1 million
 parameters. The step is the one that fits a 1.5B model onto a 12 GB card: it is done with one layer, all its
 micro-batches and its update, before it touches the next, so there is never more than one layer's gradient.
-Sizes, tokens, kernels and layers come from `elleci`, all else is here. The tokens are those of `make train`,
-so that the losses, in nats a token, can be compared.
+Kernels and layers come from `elleci`, all else is here. `tokenizers` cuts text into pieces: a loss is in nats
+per piece, so to compare ours with that of `make train`, the pieces must be the same 2,048.
 """
-import random, time
+import ast, json, random, re, sysconfig, time, zlib
 from pathlib import Path
+from pydoc_data.topics import topics
+from types import SimpleNamespace
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import nn
-from elleci.config import preset
-from elleci.data.sources import iter_documents, split_documents, train_tokenizer_on
-from elleci.data.tokenizer import encode_documents
 from elleci.kernels.linear_cross_entropy import linear_cross_entropy
 from elleci.layers.ffn import BitLinear, SwiGLU
 from elleci.layers.mamba2 import Mamba2
@@ -23,10 +23,18 @@ from elleci.layers.norm import RMSNorm
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# Mamba-2 has 8 heads of 64 channels, and for each channel a state of 16 numbers; attention has 4 heads, and
-# keeps 64 numbers of each token, from which it makes its keys and values.
-cfg = preset('elleci-tiny').model
-# A step reads 2 micro-batches of 2 rows of 256 tokens.
+# The sizes of the model ...
+cfg = SimpleNamespace(
+    vocab_size=2048, d_model=256, d_ff=704, bias=False, pattern='MMMA',
+    # Mamba-2: 8 heads of 64 channels, and for each channel a state of 16 numbers
+    d_inner=512, headdim=64, n_ssm_heads=8, d_state=16, ngroups=1, d_conv=4, conv_dim=512 + 2*16,
+    chunk_size=64,
+    # attention: 4 heads; of each token 64 numbers are kept, from which its keys and values are made
+    n_attn_heads=4, qk_nope_head_dim=32, qk_rope_head_dim=32, v_head_dim=64, kv_lora_rank=64,
+    attention_density=1., rope_theta=1e5, rope_scaling='none', rope_factor=1., rope_original_len=0,
+    embedding_gate=False,
+)
+# ... and of the training: a step reads 2 micro-batches of 2 rows of 256 tokens
 steps, T = 320, 256
 n_micro, batch_size = 2, 2
 max_lr, weight_decay, max_grad_norm = 1e-3, .1, 1.
@@ -34,16 +42,49 @@ shares = dict(english=68, italian=18, instructions=14)     # percent of the rows
 
 # ------------------------------------------------------------------ text
 
+SPECIAL = ['<|pad|>', '<|bos|>', '<|endoftext|>', '<|im_start|>', '<|im_end|>']
+BOS, EOT = 1, 2
+UNREAD = set('test tests idlelib lib2to3 site-packages dist-packages pydoc_data __pycache__'.split())
+
+def docstrings(path):
+    "All docstrings of a Python file, as one text"
+    try: nodes = ast.walk(ast.parse(path.read_text(encoding='utf-8')))
+    except (SyntaxError, UnicodeDecodeError): return ''
+    scopes = (node for node in nodes if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)))
+    return '\n\n'.join(filter(None, map(ast.get_docstring, scopes)))
+
+def documents():
+    "(source, name, text) of every document: Python's own manual, a little Italian, and conversations"
+    for title, text in sorted(topics.items()): yield 'english', f'topic {title}', text
+    stdlib = Path(sysconfig.get_path('stdlib'))
+    for path in sorted(stdlib.rglob('*.py')):
+        name = path.relative_to(stdlib)
+        text = docstrings(path) if UNREAD.isdisjoint(name.parts) else ''
+        if len(text) >= 500: yield 'english', str(name), text
+    for path in sorted((ROOT/'data/corpus/italiano').glob('*.txt')):
+        yield 'italian', path.name, path.read_text(encoding='utf-8')
+    chats = (ROOT/'data/corpus/istruzioni.jsonl').read_text(encoding='utf-8').splitlines()
+    for i, chat in enumerate(map(json.loads, chats), 1):
+        turns = (f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in chat['messages'])
+        yield 'instructions', f'istruzioni.jsonl line {i}', ''.join(turns)
+
 def load_text():
     "A tokenizer, and {source: token lists} to train on and to validate with"
-    # Python's own manual, a little Italian, and conversations.
-    data = tuple((source, f'embedded:{source}') for source in shares)
-    tok = train_tokenizer_on(data, cfg.vocab_size)
-    # A document in twenty is held out, by a hash of its name.
-    def encoded(source, spec, val):
-        documents = split_documents(iter_documents(source, spec), val)
-        return [ids.tolist() for ids in encode_documents(tok, documents)]
-    return tok, *({part[0]: encoded(*part, val) for part in data} for val in (False, True))
+    train, val = {s: [] for s in shares}, {s: [] for s in shares}
+    for source, name, text in documents():
+        # A document in twenty is held out, by a hash of its name, but never the first.
+        is_val = zlib.crc32(name.encode()) < .05*2**32 and train[source]
+        (val if is_val else train)[source].append(text)
+    tok = Tokenizer(models.BPE())
+    tok.pre_tokenizer, tok.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=cfg.vocab_size, min_frequency=2, special_tokens=SPECIAL, show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
+    texts = (text for docs in train.values() for text in docs)
+    tok.train_from_iterator((re.sub(r'<.im_start.>\w+|<.im_end.>', '', t) for t in texts), trainer)
+    def encoded(docs): return [[BOS, *tok.encode(text).ids, EOT] for text in docs]
+    return tok, *({s: encoded(docs) for s, docs in side.items()} for side in (train, val))
 
 def cut_into_rows(docs, rng=None):
     """(tokens, labels, document numbers), each (T,), of documents end to end, in random order with an rng. A

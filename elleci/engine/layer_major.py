@@ -17,7 +17,8 @@ from ..annotate import layer_scope
 from .mapped_file import MappedFile
 from .offload import PLACEMENTS, TransferStream, ActivationStore, ParameterOffload
 from .accumulate import GradAccumStep, OneProcess, autocast, check_labels, count_labels
-from .accumulate import eval_mode, fp32_gradients, nonfinite_grads, step_result, weight_aux_losses
+from .accumulate import eval_mode, fp32_gradients, nonfinite_grads, step_result
+from .accumulate import weight_aux_losses
 from .checks import StepRNG, check_block, params_by_unit, units
 from .compile import compile_blocks, configure_model
 from ..layers.embed import embed
