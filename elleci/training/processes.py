@@ -7,7 +7,7 @@ __all__ = ['RANK_TIMEOUT', 'LOST_RANK', 'rank_timeout', 'Together', 'num_ranks',
            'leave_ranks', 'explain_lost_rank', 'mark_launch', 'is_restart']
 
 # %% ../../nbs/76_processes.ipynb #2a1b5af8
-import contextlib, os, sys
+import contextlib, os, sys, threading
 from datetime import timedelta
 from pathlib import Path
 import torch
@@ -47,17 +47,37 @@ class Together(OneProcess):
         self.rank, self.n = dist.get_rank(), dist.get_world_size()
         # An exchange fails at once where a rank has ended meanwhile; a new group waits for it.
         dist.all_reduce(torch.zeros(1))
-        # Rank 0 may tokenise for hours while the others wait.
-        self.group = dist.new_group(backend='gloo', timeout=timedelta(days=7))
+        timeout = rank_timeout()
+        self.group = dist.new_group(backend='gloo', timeout=timeout)
+        self.pause = timeout.total_seconds()/4
+
+    def _exchange(self, is_done, value=None):
+        found = [None]*self.n
+        dist.all_gather_object(found, (is_done, value), group=self.group)
+        return found
+
+    def _work(self, f, args):
+        "Call `f`; rank 0 may tokenise for hours, and the others hear that it is alive"
+        done = threading.Event()
+        def report():
+            # A rank that is lost is found by `gather`, too.
+            with contextlib.suppress(RuntimeError):
+                while not done.wait(self.pause): self._exchange(False)
+        reporter = threading.Thread(target=report, daemon=True)
+        reporter.start()
+        try: return _outcome(f, args)
+        finally:
+            done.set()
+            reporter.join()
 
     def gather(self, value):
-        found = [None]*self.n
-        dist.all_gather_object(found, value, group=self.group)
-        return found
+        while True:
+            found = self._exchange(True, value)
+            if all(is_done for is_done, _ in found): return [value for _, value in found]
 
     def _outcomes(self, f, args, here, sends):
         "Call `f` where it is to be called; (this rank's result, (what it sends of its result, error) of all)"
-        value, e = _outcome(f, args) if here else (None, None)
+        value, e = self._work(f, args) if here else (None, None)
         error = e and (isinstance(e, UserError), type(e).__name__, str(e))
         sent = self.gather((value if sends else None, error))
         for rank, (_, error) in enumerate(sent):
