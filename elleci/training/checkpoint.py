@@ -6,10 +6,9 @@
 __all__ = ['FORMAT_VERSION', 'MODEL_FILE', 'STATE_FILE', 'MANIFEST', 'METADATA_KEY', 'EXTRA_PREFIX', 'RNG_PREFIX', 'model_tensors', 'optimizer_tensors', 'get_rng_states', 'set_rng_states', 'checkpoint_tensors', 'checksum', 'begin_checkpoint', 'finish_checkpoint', 'explain_failed_save', 'write_checkpoint', 'LEFTOVER_FILES', 'Checkpoint', 'verify_checkpoint', 'is_sharded', 'checkpoints', 'latest_checkpoint', 'saved_step', 'is_usable_run_dir', 'save_weights', 'safetensors_metadata', 'model_folder', 'model_files', 'load_weights', 'load_state', 'load_checkpoint', 'CheckpointSaver']
 
 # %% ../../nbs/74_checkpoint.ipynb #f43ed538
-import contextlib, dataclasses, json, os, random, re, zlib
+import contextlib, dataclasses, json, os, re, zlib
 from pathlib import Path
 from typing import Annotated
-import numpy as np
 import torch
 from torch import nn
 from ..core import PositiveInt, NonNegativeInt, Range, UserError, atomic_write, disk_remedy
@@ -51,27 +50,14 @@ def optimizer_tensors(model:nn.Module, optimizer:torch.optim.Optimizer, whole=_a
 
 # %% ../../nbs/74_checkpoint.ipynb #8b1ddf18
 def get_rng_states()->dict: # name: tensor, uint8
-    "The states of the random generators of torch, numpy and Python"
-    def as_bytes(x): return torch.frombuffer(bytearray(json.dumps(x).encode()), dtype=torch.uint8)
-    kind, keys, *rest = np.random.get_state()
-    states = {
-        'torch': torch.get_rng_state(),
-        'numpy': as_bytes([kind, keys.tolist(), *rest]),
-        'python': as_bytes(random.getstate()),
-    }
-    if torch.cuda.is_available():
-        for i, state in enumerate(torch.cuda.get_rng_state_all()): states[f'cuda/{i}'] = state
-    return states
+    "The states of torch's random generators"
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else ()
+    return dict(torch=torch.get_rng_state()) | {f'cuda/{i}': state for i, state in enumerate(cuda)}
 
 # %% ../../nbs/74_checkpoint.ipynb #f3731399
 def set_rng_states(states:dict):
     "Restore the random generators"
-    def read(name): return json.loads(states[name].numpy().tobytes())
     torch.set_rng_state(states['torch'])
-    kind, keys, *rest = read('numpy')
-    np.random.set_state((kind, np.array(keys, np.uint32), *rest))
-    version, inner, gauss = read('python')
-    random.setstate((version, tuple(inner), gauss))
     for i in range(torch.cuda.device_count()):
         if f'cuda/{i}' in states: torch.cuda.set_rng_state(states[f'cuda/{i}'], i)
 

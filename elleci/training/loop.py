@@ -4,13 +4,11 @@
 
 # %% auto #0
 __all__ = ['MAX_AVERAGED_STEPS', 'token_byte_counts', 'ValidationTotals', 'validate_source', 'validate', 'stop_on_signal',
-           'CommandPoller', 'Callbacks', 'TrainingRun', 'set_learning_rates', 'TrainingLoop', 'fit',
-           'make_weight_average', 'find_lr']
+           'Callbacks', 'TrainingRun', 'set_learning_rates', 'TrainingLoop', 'fit', 'make_weight_average', 'find_lr']
 
 # %% ../../nbs/75_loop.ipynb #7d52ee34
 import contextlib, dataclasses, math, signal, threading, time
 from collections.abc import Callable
-from pathlib import Path
 import torch
 from torch import Tensor
 from ..config import Config
@@ -26,7 +24,7 @@ from ..optim.averaging import WeightAverage
 from ..optim.schedules import lerac_factor, lr_factor, lr_range_test, plateau_factor, suggest_lr
 from .checkpoint import Checkpoint
 from .recovery import FaultTolerantStep, Recovery
-from .telemetry import Meter, TernaryStats, take_command
+from .telemetry import Meter, TernaryStats
 from .watchdog import HealthMonitor
 
 # %% ../../nbs/75_loop.ipynb #167cab5c
@@ -114,29 +112,9 @@ def stop_on_signal(): # gives a function that returns whether a stop was request
     finally:
         for n, handler in old_handlers.items(): signal.signal(n, handler)
 
-# %% ../../nbs/75_loop.ipynb #979dcd73
-@dataclasses.dataclass
-class CommandPoller:
-    "Call it after each step: returns what the run is to do, by a signal or by a command in its folder"
-    folder:Path
-    stop_requested:Callable  # as `stop_on_signal` gives it
-    log:Callable             # called with the fields of an event
-    paused:bool = False
-
-    def __call__(self, step)->set: # of 'pause', 'save', 'stop'
-        # A paused run polls ten times a second.
-        if self.paused: time.sleep(.1)
-        command = 'stop' if self.stop_requested() else take_command(self.folder)
-        if command == 'stop': return {'save', 'stop'}
-        if command in ('pause', 'unpause') and self.paused != (command == 'pause'):
-            self.paused = not self.paused
-            notice = 'paused, as asked' if self.paused else 'goes on, as asked'
-            self.log(step=step, notice_kind='control', notice=notice)
-        return ({'save'} if command == 'save' else set()) | ({'pause'} if self.paused else set())
-
 # %% ../../nbs/75_loop.ipynb #35e5a239
 def _ignore(*args, **kwargs): pass
-def _no_commands(step): return set()
+def _no_command(step): return ''
 def _no_fields(): return {}
 
 
@@ -145,7 +123,7 @@ class Callbacks:
     "What a training calls on its way; each does nothing unless you give it"
     log:Callable = _ignore                # log(step=…, **fields): an event
     save:Callable = _ignore               # save(step, data_state): a checkpoint is due
-    poll_commands:Callable = _no_commands # poll_commands(step): a set of 'pause', 'save' and 'stop'
+    next_command:Callable = _no_command   # next_command(step): 'pause', 'unpause', 'save', 'stop', or ''
     progress:Callable = iter              # progress(steps): the steps, while something shows how far they are
     sample_text:Callable = _no_fields     # sample_text(): more fields for the event of a validation
     on_bad_batch:Callable = _ignore       # on_bad_batch(step, micro_batches): their gradient was not finite
@@ -245,10 +223,18 @@ class TrainingLoop:
         # Once the last bad batch is passed we save, so that no resume has to skip it again.
         last_skipped = max(self.run.recovery.skip_steps, default=0)
         due = step % self.train.save_every == 0 or step in (self.train.steps, last_skipped)
+        is_paused = False
         while True:
-            commands = self.run.callbacks.poll_commands(step)
-            if due or 'save' in commands: self.save(step)
-            if 'pause' not in commands: return 'stop' in commands
+            command = self.run.callbacks.next_command(step)
+            if due or command in ('save', 'stop'): self.save(step)
+            if command == 'stop': return True
+            if command in ('pause', 'unpause') and is_paused != (command == 'pause'):
+                is_paused = not is_paused
+                notice = 'paused, as asked' if is_paused else 'goes on, as asked'
+                self.log(step=step, notice_kind='control', notice=notice)
+            if not is_paused: return False
+            # A paused run looks for a command ten times a second.
+            time.sleep(.1)
 
 # %% ../../nbs/75_loop.ipynb #24af3026
 def fit(

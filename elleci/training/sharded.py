@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['FILE_BYTES', 'Share', 'rank_share', 'Piece', 'pieces_of', 'checkpoint_pieces', 'file_numbers', 'write_shares',
-           'read_shares', 'load_shares', 'convert_checkpoint']
+           'read_shares', 'load_shares']
 
 # %% ../../nbs/74_checkpoint_sharded.ipynb #a12504a4
-import re, shutil, warnings
+import re, warnings
 from pathlib import Path
 from typing import NamedTuple
 import torch
@@ -19,15 +19,13 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, Hu
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
-from ..config import Config, read_config
-from ..core import UserError, make_folder
+from ..config import Config
 from ..engine.accumulate import OneProcess
 from ..engine.layer_major import make_model
 from ..layers.tensor_parallel import MIXER_CUTS, SHARDED, Cut, _is_dtensor, _model_cuts
-from .checkpoint import EXTRA_PREFIX, MODEL_FILE, RNG_PREFIX, STATE_FILE, _read_tensors
-from .checkpoint import begin_checkpoint, checksum, explain_failed_save, finish_checkpoint
-from .checkpoint import get_rng_states, latest_checkpoint, model_tensors, optimizer_tensors
-from .checkpoint import set_rng_states, write_checkpoint
+from .checkpoint import EXTRA_PREFIX, RNG_PREFIX, begin_checkpoint, checksum
+from .checkpoint import explain_failed_save, finish_checkpoint, get_rng_states
+from .checkpoint import model_tensors, optimizer_tensors, set_rng_states
 
 # %% ../../nbs/74_checkpoint_sharded.ipynb #9848f098
 class Share(NamedTuple):
@@ -265,30 +263,3 @@ def load_shares(
         return {key.removeprefix(begin): p.tensor for key, p in targets.items() if key.startswith(begin)}
     set_rng_states(beside(RNG_PREFIX))
     return beside(EXTRA_PREFIX)
-
-# %% ../../nbs/74_checkpoint_sharded.ipynb #40f9f1b6
-def convert_checkpoint(
-    run:str|Path,  # the run whose newest checkpoint is converted
-    out:str|Path,  # another folder, made if missing; becomes a run that can be resumed
-    sharded:bool=False, # into pieces that several ranks can read; False: `model.safetensors` and the state
-)->Path: # the new checkpoint
-    "Write a checkpoint in the other format, with the configuration and the tokenizer of its run"
-    run, out = Path(run), Path(out)
-    if out.resolve() == run.resolve(): raise UserError(f'{out} is the run itself: give another folder.')
-    config, checkpoint = read_config(run), latest_checkpoint(run)
-    if checkpoint is None: raise UserError(f'{run} has no checkpoint: train it first, or give another run.')
-    make_folder(out)
-    for name in ('config.json', 'tokenizer.json'):
-        if (run/name).exists(): shutil.copyfile(run/name, out/name)
-    folder, step, metadata = checkpoint
-    if not sharded:
-        files = {name: dict(_read_tensors(folder/name)) for name in (MODEL_FILE, STATE_FILE)}
-        return write_checkpoint(out, step, files, metadata)
-    share = rank_share(config, None)
-    pieces = {}
-    for stem, file in (('model', MODEL_FILE), ('state', STATE_FILE)):
-        for key, t in _read_tensors(folder/file):
-            name = key if stem == 'model' else key.rpartition('/')[0]
-            if tuple(t.shape) == share.shapes.get(name): pieces |= pieces_of(f'{stem}/{key}', t, name, share)
-            else: pieces[f'{stem}/{key}'] = _whole_piece(t)
-    return write_shares(out, step, pieces, metadata, share, OneProcess())
