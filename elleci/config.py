@@ -53,7 +53,6 @@ class ModelConfig:
     # T: rotary positions, or 'learned', vectors added to the embedding
     positions:Literal['rope', 'learned'] = 'rope'
     max_positions:WidthOrNone = 0    # 'learned': tokens of a document, at most
-    embedding_gate:bool = False      # each token id scales the latent of an MLA layer, see `31_mla`
     n_eigenstates:Width = 128        # K, decaying oscillators of an eigenstate layer
     d_ff:WidthOrNone = 5632          # width of the feed-forward part; 0: blocks without one
     # its kind: gated, 'swiglu' or 'geglu', or not, 'gelu' or 'relu2'

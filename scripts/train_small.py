@@ -32,7 +32,6 @@ cfg = SimpleNamespace(
     # attention: 4 heads; of each token 64 numbers are kept, from which its keys and values are made
     n_attn_heads=4, qk_nope_head_dim=32, qk_rope_head_dim=32, v_head_dim=64, kv_lora_rank=64,
     attention_density=1., rope_theta=1e5, rope_scaling='none', rope_factor=1., rope_original_len=0,
-    embedding_gate=False,
 )
 # ... and of the training: a step reads 2 micro-batches of 2 rows of 256 tokens
 steps, T = 320, 256

@@ -28,7 +28,7 @@ GROUPS = {
     'Model': (
         'n_layers d_model d_ff vocab_size pattern n_attn_heads ternary tie_embeddings ffn',
         'n_kv_heads qk_nope_head_dim qk_rope_head_dim v_head_dim kv_lora_rank attention_density '
-        'embedding_gate headdim d_state ngroups expand d_conv chunk_size n_eigenstates positions '
+        'headdim d_state ngroups expand d_conv chunk_size n_eigenstates positions '
         'max_positions norm bias dropout router router_share router_max_passes',
     ),
     'Batch': ('batch_size seq_len grad_accum_steps steps', 'seq_len_schedule val_every val_rows'),
@@ -133,7 +133,7 @@ def why_disabled(config):
     applies = [
         ('M' in mixers, 'headdim d_state ngroups expand d_conv chunk_size scan_backend',
          'Of Mamba-2: the pattern has no M.'),
-        ('A' in mixers, 'qk_nope_head_dim qk_rope_head_dim v_head_dim kv_lora_rank embedding_gate',
+        ('A' in mixers, 'qk_nope_head_dim qk_rope_head_dim v_head_dim kv_lora_rank',
          'Of latent attention: the pattern has no A.'),
         ('T' in mixers, 'n_kv_heads positions', "Of a Transformer's attention: the pattern has no T."),
         ('E' in mixers, 'n_eigenstates', 'Of eigenstates: the pattern has no E.'),

@@ -120,12 +120,11 @@ def check_block(
     block:nn.Module, # (x, seq_idx) to (B, T, D)
     x:Tensor,        # (B, T, D) an input
     seq_idx:Tensor,  # (B, T)
-    call=None,       # how to run it, if not as block(x, seq_idx)
 ):
     "Raise `UserError` if a block hands on more than its output, or uses weights that are not its own"
     before = _stored_tensors(block)
     x = x.detach().requires_grad_()
-    with torch.enable_grad(), _RNGDetector() as detector: y = (call or block)(x, seq_idx)
+    with torch.enable_grad(), _RNGDetector() as detector: y = block(x, seq_idx)
     if detector.generator_op:
         raise UserError(
             f'{name} draws from a generator of its own ({detector.generator_op}), which is not set back '

@@ -23,7 +23,7 @@ from .checks import StepRNG, check_block, params_by_unit, units
 from .compile import compile_blocks, configure_model
 from ..layers.embed import embed
 from ..layers.ffn import cache_ternary_weights
-from ..model import Elleci, token_loss, with_tokens
+from ..model import Elleci, token_loss
 
 # %% ../../nbs/61_layer_major.ipynb #68062cfb
 @dataclass(frozen=True)
@@ -89,16 +89,15 @@ class _UnitCompute:
 
     def autocast(self): return autocast(self.device, self.precision)
 
-    def forward(self, unit, m, x, seq_idx, tokens):
+    def forward(self, unit, m, x, seq_idx):
         "The output of a unit below the head for micro-batch m; `x` are tokens for the embedding"
         self.rng.position = self.global_step, m
         module = self.units[unit][0]
         if unit == 'embedding': return embed(self.model, x, seq_idx)
-        block = with_tokens(module, tokens)
         if unit not in self.checked:
-            check_block(unit, module, x, seq_idx, block)
+            check_block(unit, module, x, seq_idx)
             self.checked.add(unit)
-        return block(x, seq_idx)
+        return module(x, seq_idx)
 
     def head_loss_backward(self, h, labels):
         "The loss of a micro-batch; the gradients of the head and of `h` are accumulated"
@@ -114,11 +113,11 @@ class _UnitCompute:
 
     def recompute_and_backward(self, unit, m, x, dy, micro_batch):
         "The gradient of a block's input for micro-batch m; those of its weights are accumulated"
-        tokens, labels, seq_idx = micro_batch
+        _, labels, seq_idx = micro_batch
         x = x.detach().requires_grad_()
         self.rng.position = self.global_step, m
         with self.autocast(), collect_aux_losses() as aux_losses:
-            y = with_tokens(self.units[unit][0], tokens)(x, seq_idx)
+            y = self.units[unit][0](x, seq_idx)
         _backward_from(y, dy, self.weighted(aux_losses, labels))
         return torch.zeros_like(x) if x.grad is None else x.grad
 
@@ -315,7 +314,7 @@ class LayerMajorStep:
 
     def _forward_micro_batch(self, unit, m, tokens, seq_idx):
         x = tokens if unit == 'embedding' else self._activation(self.below[unit], m)
-        y = self.compute.forward(unit, m, x, seq_idx, tokens)
+        y = self.compute.forward(unit, m, x, seq_idx)
         self._keep(unit, m, y, made_by=unit)
 
     def _head(self, micro_batches):
@@ -395,7 +394,7 @@ class LayerMajorStep:
                 elif unit == 'head':
                     total = token_loss(self.model, x, labels)
                 else:
-                    x = with_tokens(self.units[unit][0], tokens)(x, seq_idx)
+                    x = self.units[unit][0](x, seq_idx)
         return total
 
 # %% ../../nbs/61_layer_major.ipynb #40a9cf0d

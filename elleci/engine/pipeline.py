@@ -21,7 +21,7 @@ from ..layers.aux_losses import collect_aux_losses
 from ..layers.checkpointing import CHECKPOINT_FNS
 from ..layers.embed import embed
 from ..layers.ffn import cache_ternary_weights
-from ..model import token_loss, with_tokens
+from ..model import token_loss
 from ..optim.optimizers import make_optimizer
 
 # %% ../../nbs/63_pipeline.ipynb #6967460b
@@ -164,7 +164,7 @@ class Stage(nn.Module):
         with autocast(x.device, self.precision):
             if self.is_first: x = embed(self.model, tokens, seq_idx)
             for i in self.layers:
-                block = with_tokens(self.model.blocks[i], tokens)
+                block = self.model.blocks[i]
                 x = checkpoint_fn(block, x, seq_idx) if checkpoint_fn else block(x, seq_idx)
         return x
 

@@ -125,7 +125,6 @@ def _mla_cuts(c, n):
         'q_proj.weight': Cut(((H*query, SHARDED),)),
         'kv_down.weight': Cut(((c.kv_lora_rank + c.qk_rope_head_dim, SUMMED),)),
         'norm.weight': Cut(((c.kv_lora_rank, SUMMED),)),
-        'token_gate.weight': Cut(((c.vocab_size, SUMMED),)),
         'kv_up.weight': Cut(((H*(c.qk_nope_head_dim + c.v_head_dim), SHARDED),)),
         'o_proj.weight': Cut(((H*c.v_head_dim, SHARDED),), dim=1),
     }

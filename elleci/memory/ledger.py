@@ -43,15 +43,13 @@ def _mamba2_shapes(c):
 def _mla_shapes(c):
     "Parameters of multi-head latent attention"
     heads, latent = c.n_attn_heads, c.kv_lora_rank
-    shapes = {
+    return {
         'q_proj.weight': (heads*(c.qk_nope_head_dim + c.qk_rope_head_dim), c.d_model),
         'kv_down.weight': (latent + c.qk_rope_head_dim, c.d_model),
         'norm.weight': (latent,),
         'kv_up.weight': (heads*(c.qk_nope_head_dim + c.v_head_dim), latent),
         'o_proj.weight': (c.d_model, heads*c.v_head_dim),
     }
-    if c.embedding_gate: shapes['token_gate.weight'] = (c.vocab_size, latent)
-    return shapes
 
 # %% ../../nbs/10_ledger.ipynb #f67c7641
 def _eigenstate_shapes(c):
@@ -210,12 +208,8 @@ from .dense_bytes import linear_bytes, norm_bytes, prefixed, without_autocast_co
 
 # %% ../../nbs/10_ledger_activations.ipynb #c345d38b
 def _latent_bytes(c, s, n):
-    "Kept by the norm of the latent, and by the embedding gate"
-    latent = c.kv_lora_rank
-    saved = {'input': s*n*(latent + c.qk_rope_head_dim), 'inverse rms': 4*n}
-    # With a gate, the norm's input is the product of the latent and the gate.
-    if c.embedding_gate: saved |= {'gate': s*n*latent, 'gated': s*n*latent}
-    return saved
+    "Kept by the norm of the latent"
+    return {'input': s*n*(c.kv_lora_rank + c.qk_rope_head_dim), 'inverse rms': 4*n}
 
 
 def _latent_attention_bytes(c, s, B, T):

@@ -220,7 +220,7 @@ from ..kernels.linear_cross_entropy import loss_bytes_moved
 from ..memory.emulate import emulate
 from ..memory.ledger import galore_numbers, tensor_state_sizes
 from ..layers.ffn import cache_ternary_weights
-from ..model import Block, Elleci, token_loss, with_tokens
+from ..model import Block, Elleci, token_loss
 from ..engine.accumulate import autocast
 from ..engine.compile import choose_kernels
 
@@ -296,7 +296,7 @@ def _part_traffic(model, part, precision, shape, kernels=('auto', 'elleci')):
     def forward():
         with Traffic() as counter, autocast(tokens.device, precision):
             if is_head: y = token_loss(module, module.hidden(tokens), tokens)
-            else: y = with_tokens(module, tokens)(x, tokens)
+            else: y = module(x, tokens)
         return y, counter
 
     with emulate('cuda'), cache_ternary_weights(module):
@@ -610,7 +610,7 @@ def _operator_seconds_on_cpu()->float: # seconds
     "What an operator that makes a tensor takes in a training, with all that happens between two of them"
     block = Block(ModelConfig(d_model=32, n_layers=1, headdim=16, d_state=4, n_attn_heads=2, d_ff=64), 'M')
     x, tokens = torch.zeros(1, 16, 32, requires_grad=True), torch.zeros(1, 16, dtype=torch.long)
-    def step(): with_tokens(block, tokens)(x, tokens).sum().backward()
+    def step(): block(x, tokens).sum().backward()
     with _Makers() as made: step()
     return _best_seconds(step, torch.device('cpu'))/made.n
 
