@@ -10,13 +10,12 @@ __all__ = ['SLEEP_VARIABLES', 'idle_threads_sleep', 'elleci_train', 'elleci_gene
 # %% ../nbs/05_commands.ipynb #5909dc97
 import os, sys
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 from .basics import MAX_LENGTH, Fraction, MaxTokens, NonNegativeInt, PositiveInt, Range
-from .basics import RepetitionPenalty, Seed, Temperature, TopP, validate_ranges
-from .command_line import run_command
-from .config import Config, Count, CountOrNone
+from .basics import RepetitionPenalty, Seed, Temperature, TopP
+from .command_line import command, run_command
+from .config import Config, TrainConfig
 
 # %% ../nbs/05_commands.ipynb #e81423ff
 SLEEP_VARIABLES = {'GOMP_SPINCOUNT': '1000', 'KMP_BLOCKTIME': '1'}
@@ -30,13 +29,8 @@ def idle_threads_sleep(environ):
 # %% ../nbs/05_commands.ipynb #0ee5adbf
 Price = Annotated[float, Range(0, 10**9)]
 
-
-def _implementation(module, name):
-    "What a command does, imported when it's called"
-    return getattr(import_module(f'elleci.{module}'), name)
-
 # %% ../nbs/05_commands.ipynb #855026e9
-@validate_ranges
+@command('training.run', 'train_from_flags', TrainConfig)
 def elleci_train(
     #: What to train: elleci_train --config my.toml --set model.d_model=1024 train.warmup=2000
     config:str|Config|None=None, # a file of your own; from Python also a `Config`; other flags change it
@@ -49,51 +43,30 @@ def elleci_train(
     track:str='',         # tensorboard, trackio or wandb, or several separated by commas
     kwh_price:Price|None=None,  # of a kWh, for the money that the run will take
     hour_price:Price|None=None, # of an hour, where the machine is rented
-    seed:Seed|None=None,  # of weights and data order
+    seed=None,
     #: Text: elleci_train --preset elleci-30m --data ~/texts
     data:str|None=None,   # text, shards, hub:NAME or a recipe (default: the embedded corpus)
-    easy_first:bool=False, # read common words first
-    num_workers:Annotated[int, Range(0, 99)]|None=None, # processes that prepare batches
+    easy_first=False, num_workers=None,
     #: Steps and learning rate: elleci_train --steps 5000 --batch 8 --lr auto --schedule cosine
-    steps:Count|None=None, # optimizer steps
-    batch:Count|None=None, # rows in a micro-batch
-    seq:Count|None=None,   # tokens in a row
-    grad_accum_steps:Annotated[int, Range(1, 10**4 - 1)]|None=None, # micro-batches in an optimizer step
+    steps=None, batch=None, seq=None, grad_accum_steps=None,
     lr:str|None=None, # learning rate, 1e-12 to 999, or auto: finds one by a range test of 100 steps
-    schedule:str|None=None, # wsd, cosine or onecycle
+    schedule=None,
     seq_len_schedule:str|None=None, # growing rows, e.g. 0:4,0.1:2,0.3:1 begins at a quarter of --seq
-    lerac_ratio:Fraction|None=None, # fraction of the steps until which deeper layers learn more slowly
-    averaging_start:Fraction|None=None, # fraction of the steps after which the weights are averaged
-    plateau_patience:CountOrNone|None=None, # validations without progress until lr is halved
+    lerac_ratio=None, averaging_start=None, plateau_patience=None,
     #: Memory and speed: elleci_train --engine layer-major --clip-by layer --weights-on host
     # the fastest settings that fit this machine, or a card (12GiB, rtx-4070); what you give yourself stays
     fit:str|None=None,
-    optimizer:str|None=None,  # lion, adamw, lion8, lion8-bnb, adamw8-bnb, paged-adamw8-bnb, galore or muon
-    precision:str|None=None,  # bf16, fp16, bf16-weights or fp32, the fastest on a CPU
-    checkpointing:str|None=None, # none, selective, block or offload
-    engine:str|None=None,     # grad_accum or layer-major
-    clip_by:str|None=None,    # model or layer
-    block_inputs_on:str|None=None,  # layer-major: auto, device, pinned or pageable
-    weights_on:str|None=None, # layer-major: device, host (pinned) or pageable
-    states_on:str|None=None,  # layer-major: device, host (pinned), pageable or disk
-    int8_backward:bool=False, # ternary layers: gradients rounded to int8 too; slower on a CPU
-    oom_backoff:bool=False,    # where memory runs out, go on with smaller micro-batches
+    optimizer=None, precision=None, checkpointing=None, engine=None, clip_by=None, block_inputs_on=None,
+    weights_on=None, states_on=None, int8_backward=False, oom_backoff=False,
     #: Several cards: torchrun --nproc-per-node 4 -m elleci.training --preset elleci-30m --fsdp --tp 2
-    dp:CountOrNone|None=None, # ranks that share the rows of a micro-batch; 0: as many as are left
-    fsdp:bool=False,           # they share weights, gradients and optimizer states, too
-    cp:Count|None=None,  # ranks that share the tokens of a row
-    tp:Count|None=None,  # ranks that share the heads and widths of each layer
+    dp=None, fsdp=False, cp=None, tp=None,
     #: Saving: elleci_train --save-every 100 --save-total-limit 3 --keep-every 1000
-    save_every:Count|None=None, # steps between checkpoints
-    save_total_limit:Count|None=None,  # how many of the last checkpoints are kept
-    keep_every:CountOrNone|None=None, # steps between checkpoints that are kept for good
-    sharded_checkpoints:bool=False, # each rank writes its own part of a checkpoint
+    save_every=None, save_total_limit=None, keep_every=None, sharded_checkpoints=False,
 ): # the folder of the run
     "Train a model from text; Ctrl-C saves and says how to go on"
-    return _implementation('training.run', 'train_from_flags')(**locals())
 
 # %% ../nbs/05_commands.ipynb #3140de5c
-@validate_ranges
+@command('inference.generate', 'generate_from_run')
 def elleci_generate(
     #: The text: elleci_generate --run runs/elleci-tiny --prompt 'La memoria' 'Once' --max-tokens 60
     run:str='runs/elleci-tiny', # the run's folder
@@ -112,10 +85,9 @@ def elleci_generate(
     show:Callable|None=None, # `print`, or what takes its place; None: nothing is shown
 ): # the text, prompt and continuation; a list of texts for several prompts
     "Continue a text with a trained model, or several texts at once"
-    return _implementation('inference.generate', 'generate_from_run')(**locals())
 
 # %% ../nbs/05_commands.ipynb #26166cf7
-@validate_ranges
+@command('inference.chat', 'chat_with_run')
 def elleci_chat(
     #: The conversation: elleci_chat --run runs/elleci-tiny --system 'Rispondi in breve.' --max-tokens 80
     run:str='runs/elleci-tiny', # the run's folder
@@ -134,10 +106,9 @@ def elleci_chat(
     show:Callable|None=None, # `print`; from Python there is `open_chat`
 ): # the messages
     "Talk with a trained model: each line is a message, /help lists commands; of piped lines too"
-    return _implementation('inference.chat', 'chat_with_run')(**locals())
 
 # %% ../nbs/05_commands.ipynb #e2ce97b5
-@validate_ranges
+@command('inference.evaluate', 'evaluate_run')
 def elleci_evaluate(
     #: Of which model: elleci_evaluate --run runs/elleci-tiny
     run:str='runs/elleci-tiny', # the folder of a run, or of a packed model
@@ -153,10 +124,9 @@ def elleci_evaluate(
     show:Callable|None=None, # `print`, or what takes its place; None: nothing is shown
 ): # a dict, the figures
     "Score a trained model: bits per byte of held-out text, memory tasks, a cloze set in two languages"
-    return _implementation('inference.evaluate', 'evaluate_run')(**locals())
 
 # %% ../nbs/05_commands.ipynb #d17e32f9
-@validate_ranges
+@command('inference.generate', 'pack_run')
 def elleci_pack(
     #: From and to: elleci_pack --run runs/elleci-tiny --out elleci-tiny-packed
     run:str, # the run's folder
@@ -164,10 +134,9 @@ def elleci_pack(
     show:Callable|None=None, # `print`, or what takes a line in its place; None: nothing is shown
 ): # bytes of the weights' file
     "Write a trained model for use: ternary weights in two bits each, configuration and tokenizer beside them"
-    return _implementation('inference.generate', 'pack_run')(**locals())
 
 # %% ../nbs/05_commands.ipynb #00e50ab7
-@validate_ranges
+@command('inference.export', 'export_run')
 def elleci_export(
     #: From and to: elleci_export --run runs/elleci-tiny --out elleci-tiny-exported
     run:str, # the run's folder, or that of a packed model
@@ -177,10 +146,9 @@ def elleci_export(
     max_shard_size:str='5GB', # the largest file of weights
 ): # bytes of the weights
     "Write a trained model for others: safetensors, config.json and tokenizer, as Transformers reads them"
-    return _implementation('inference.export', 'export_run')(**locals())
 
 # %% ../nbs/05_commands.ipynb #135260b0
-@validate_ranges
+@command('data.prepare', 'pretokenize')
 def elleci_pretokenize(
     #: What: elleci_pretokenize recipe-a --max-tokens 2e9 --out tokens
     data:str, # a recipe's name or .toml; or one source: text, embedded:english, hub:NAME?config=…&field=…
@@ -199,10 +167,9 @@ def elleci_pretokenize(
     shard_bytes:Annotated[int, Range(1, 2**40)]|None=None, # bytes of text in a shard; default: 64 MiB
 ): # {source: `Shards`}; empty while other parts are missing
     "Tokenise a recipe into memory-mapped shards, ready to train on; run it again to go on where it ended"
-    return _implementation('data.prepare', 'pretokenize')(**locals())
 
 # %% ../nbs/05_commands.ipynb #5b18aefe
-@validate_ranges
+@command('planning.command', 'show_memory', TrainConfig)
 def elleci_memory(
     #: What, and where: elleci_memory --config my.toml --set model.d_model=1024 --vram 8GiB
     preset:str|None=None, # one of these, by default elleci-1b5
@@ -214,25 +181,13 @@ def elleci_memory(
     shape:str|None=None,     # a plain Llama by its size: 1B, 3B, 7B, 8B, 13B or 70B
     lora:Annotated[int, Range(1, 10**4)]|None=None, # rank of adapters; the rest is frozen, by default in bf16
     #: The step: elleci_memory --batch 2 --seq 512 --engine layer-major --clip-by layer
-    batch:Annotated[int, Range(1, 10**6)]|None=None, # rows in a micro-batch
-    seq:Annotated[int, Range(1, 2**20)]|None=None,   # tokens in a row
-    grad_accum_steps:Annotated[int, Range(1, 9_999)]|None=None, # micro-batches in an optimizer step
-    # lion, adamw, lion8, lion8-bnb, adamw8-bnb, paged-adamw8-bnb, galore or muon; other models: adamw
-    # (fused), adamw-foreach, sgd, lion, lion8 or adamw8-bnb
-    optimizer:str|None=None,
-    precision:str|None=None,  # bf16, bf16-weights, fp16 or fp32
-    checkpointing:str|None=None, # none, selective, block or offload; other models: none or block
-    engine:str|None=None,     # grad_accum or layer-major
-    clip_by:str|None=None,    # model or layer
-    block_inputs_on:str|None=None,  # layer-major: auto, device, pinned or pageable
-    weights_on:str|None=None, # layer-major: device, host (pinned) or pageable
-    states_on:str|None=None,  # layer-major: device, host (pinned), pageable or disk
-    int8_backward:bool=False, # ternary layers: gradients rounded to int8 too
+    batch=None, seq=None, grad_accum_steps=None,
+    optimizer:str|None=None, # other models: adamw (fused), adamw-foreach, sgd, lion, lion8 or adamw8-bnb
+    precision=None,
+    checkpointing:str|None=None, # what is kept for the backward pass; other models: none or block
+    engine=None, clip_by=None, block_inputs_on=None, weights_on=None, states_on=None, int8_backward=False,
     #: Several cards: elleci_memory --preset elleci-1b5 --optimizer adamw --dp 2 --fsdp --tp 2 --vram 12GiB
-    dp:NonNegativeInt|None=None, # ranks that share the rows of a micro-batch; 0 counts as 1 here
-    fsdp:bool=False,           # they share weights, gradients and optimizer states, too
-    cp:PositiveInt|None=None,  # ranks that share the tokens of a row
-    tp:PositiveInt|None=None,  # ranks that share the heads and widths of each layer
+    dp=None, fsdp=False, cp=None, tp=None,
     #: The fastest that fits: elleci_memory --plan --preset elleci-1b5 --vram 8GiB --ram 16GiB
     plan:bool=False,     # search engine, micro-batch, placements, optimizer, precision; what you give stays
     ram:str|None=None,   # of the machine, with --plan (default: 32GiB)
@@ -248,10 +203,9 @@ def elleci_memory(
     json:bool=False,     # print numbers for programs
 ): # `Account`, `RanksAccount`, `Plan` or `Prediction`
     "What a training takes before it runs, whether it fits, what would; on a card days, kWh, money, disk, RAM"
-    return _implementation('planning.command', 'show_memory')(**locals())
 
 # %% ../nbs/05_commands.ipynb #575a03da
-@validate_ranges
+@command('dashboard.reader', 'watch')
 def elleci_watch(
     #: What to look at: elleci_watch --run runs/elleci-tiny --every 10
     run:str,          # the run's folder; of a folder of runs, the newest
@@ -259,10 +213,9 @@ def elleci_watch(
     every:Annotated[float, Range(.01, 86_400.)]=2., # seconds between glances
 ): # nothing
     "Follow a run in one line, from its files; Ctrl-C ends the looking, not the run"
-    return _implementation('dashboard.reader', 'watch')(**locals())
 
 # %% ../nbs/05_commands.ipynb #3b227e12
-@validate_ranges
+@command('experiments', 'run_experiments')
 def elleci_experiments(
     #: The baseline: elleci_experiments --preset chatgot-85m --vram 4GiB
     preset:str|None=None, # the model, with every technique off (default: a toy for a CPU)
@@ -278,7 +231,6 @@ def elleci_experiments(
     out:str='runs/experiments', # a folder; begun before, it is gone on with
 ): # the file of results
     "Measure every technique against one baseline; Ctrl-C keeps what is finished"
-    return _implementation('experiments', 'run_experiments')(**locals())
 
 # %% ../nbs/05_commands.ipynb #80d2e63d
 def main(name:str|None=None)->int: # exit code

@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from ..core import UserError, fmt_bytes, fmt_count, type_and_range
 from ..config import CHOICES, FFN_KINDS, PRESETS, Config, ModelConfig, TrainConfig
-from ..config import _field_comments, config_to_toml, preset as preset_config, read_config_file
+from ..config import field_comments, config_to_toml, preset as preset_config, read_config_file
 from ..config import set_options, setting_types
 from ..toml import parse_seq_len_schedule, to_toml
 from ..memory.ledger import CARDS, card_bytes, card_key, card_overhead, parameter_counts, parse_bytes
@@ -72,7 +72,7 @@ def form():
     controls = {}
     for group, names in GROUPS.items():
         section, cls = ('model', ModelConfig) if group == 'Model' else ('train', TrainConfig)
-        known, comments = {f.name: f for f in fields(cls)}, _field_comments(cls)
+        known, comments = {f.name: f for f in fields(cls)}, field_comments(cls)
         for label in ' '.join(names).split():
             place = dict(name=f'{section}.{label}', label=label, group=group, main=label in names[0].split())
             controls[f'{section}.{label}'] = place | dict(says=comments[label]) | _control(known[label])
