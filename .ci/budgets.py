@@ -16,8 +16,8 @@ BUDGET = {
 }
 # Rooms that are still being emptied: what they weigh today, which may only fall.
 STILL = {
-    'memory': 4691, 'kernels': 4557, 'planning': 3013, 'ground': 2939, 'training': 2247, 'layers': 1923,
-    'data': 1803, 'inference': 1636, 'dashboard': 1129, 'optim': 514, 'together': 26470,
+    'memory': 4686, 'kernels': 4557, 'planning': 3013, 'ground': 2906, 'training': 2144, 'layers': 1910,
+    'data': 1803, 'inference': 1636, 'dashboard': 1129, 'optim': 514, 'together': 26297,
 }
 BESIDE = {
     'cells that are not exported': 26400, 'nbs/tests': 16150, 'nbs/solutions': 3400, 'data/web': 2200,
