@@ -229,7 +229,7 @@ def _read_config(folder):
             '`elleci_export`, or install the version of elleci that wrote it.'
         )
     try: return decode_json(json.dumps(found.get('elleci')), ModelConfig), found.get('packed') is True
-    except ValueError as e: raise UserError(f'{path}: {str(e)[:500]}') from None
+    except ValueError as e: raise UserError(f"{path}: {str(e)[:500].rstrip('.')}: {_RESTORE}.") from None
 
 # %% ../../nbs/77_export.ipynb #b41b65a3
 def weight_files(folder:Path)->list[str]:
