@@ -13,8 +13,7 @@ from ..annotate import CATEGORIES
 from ..core import fmt_bytes
 from ..summary import MAX_CHARACTERS, Summary, byte_rows, shown_as_summary
 from .ledger import COLOURS
-from .allocator import Replay
-from .snapshot import place_blocks
+from .allocator import Replay, replay
 from .trace import Trace
 
 # %% ../../nbs/12_timeline.ipynb #bd93c2d6
@@ -138,25 +137,26 @@ def trace_timeline(
         # A CPU has host and device in one memory.
         allocations = [replace(a, host=False) for a in trace.allocations]
         trace = Trace(allocations, trace.events, trace.target)
-    placed, rows = place_blocks(trace, replayed if on_gpu else None), _Rows(CATEGORIES)
+        replayed = None
+    replayed, rows = replayed or replay(trace.replay_events()), _Rows(CATEGORIES)
     events = trace.device_events
     n = len(events)
     number = dict(zip(events.tolist(), range(n)))
     def fixed(nbytes, size, address, group, op):
         rows.add(address=address, size=size, nbytes=nbytes, start=0, end=n, group=group, op=op)
     if context: fixed(context, context, -1, 'context', "the driver's context")
-    for address, size in placed.workspaces: fixed(size, size, address, 'workspaces', 'library workspace')
+    for address, size in replayed.workspaces: fixed(size, size, address, 'workspaces', 'library workspace')
     for i, a in enumerate(trace.allocations):
         if a.host or not a.nbytes: continue
-        size = int(placed.sizes[i]) if on_gpu else a.nbytes
+        address, size = replayed.blocks[i]
         end = n if a.free_event is None else number[a.free_event]
         rows.add(
-            address=int(placed.addresses[i]), size=size, nbytes=a.nbytes,
+            address=address, size=size if on_gpu else a.nbytes, nbytes=a.nbytes,
             start=number[a.alloc_event], end=end, group=a.category, step=a.step,
             phase=a.phase, layer=a.layer, op=a.op, line=getattr(a, 'line', ''),
         )
     bands = _trace_bands(rows, trace, events)
-    segments = [(address, nbytes, k, n) for address, nbytes, k in placed.segments] if on_gpu else []
+    segments = [(address, nbytes, k, n) for address, nbytes, k in replayed.taken] if on_gpu else []
     groups, columns = {c: COLOURS[c] for c in CATEGORIES}, _segment_columns(segments)
     return Timeline(title, 'predicted', n, groups, rows.strings(), rows.columns(), columns, bands, limit)
 

@@ -170,15 +170,6 @@ def resolve_placement(
     needed = predict(model, train) if predict else account(model, train).needed
     return on_device if Fit(needed, limit, overhead or card_overhead()).fits else place('pinned')
 
-# %% ../../nbs/64_account.ipynb #69dcbf1c
-def _replay_after_workspaces(trace, workspaces):
-    "The trace through the allocator, in which the libraries have taken their workspaces first"
-    taken = [('a', f'workspace {i}', nbytes) for i, nbytes in enumerate(workspaces)]
-    replayed = replay(taken + trace.replay_events())
-    replayed.allocated = replayed.allocated[len(taken):]
-    replayed.reserved = replayed.reserved[len(taken):]
-    return replayed
-
 # %% ../../nbs/64_account.ipynb #efe701f1
 def peak_categories(
     trace:Trace,
@@ -360,7 +351,7 @@ def account(
     room, overhead = limit and limit - measured, Overhead(0, 0) if measured else None
     config = resolve_placement(config, room, target, overhead=overhead)
     trace = trace_step(model, config.train, target, steps)
-    replayed = _replay_after_workspaces(trace, workspaces) if target == 'cuda' else None
+    replayed = replay(trace.replay_events(), workspaces=workspaces) if target == 'cuda' else None
     categories = peak_categories(trace, replayed, workspaces, context)
     host = _host_bytes(config, target, trace)
     return Account(config, target, trace, replayed, categories, host, context)
