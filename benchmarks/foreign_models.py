@@ -220,7 +220,7 @@ def predict(name):
     trace = dry_run(step, model, there, target='cpu')
     made = [(1 if e >= 0 else -1, max(e, ~e), trace.allocation_at(k)) for k, e in enumerate(trace.events)]
     events = number_storages((s, i, a.nbytes) for s, i, a in made if a.phase != 'build')
-    return events, trace.peak, trace.warnings()
+    return events, trace.peak, trace.warnings
 
 def record(name):
     "The events and the peak that the CPU's allocator reports"

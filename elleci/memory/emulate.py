@@ -18,7 +18,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from ..annotate import DECLARED_TEMPORARIES, declare_temporaries
 from ..core import UserError
-from .recurrent import recurrent_kernels
 
 # %% ../../nbs/09_emulate.ipynb #9f1fc1c6
 aten = torch.ops.aten
@@ -271,7 +270,7 @@ def _operator_kernels(target:str)->dict: # operator's name: what stands for it o
         'ctc_loss.Tensor': _emulate_ctc_loss,
     }
     if target == 'cuda': kernels['dropout'] = _emulate_dropout
-    return kernels | recurrent_kernels(target)
+    return kernels
 
 
 def _emulate_format(real):

@@ -10,6 +10,7 @@ __all__ = ['aten', 'FACTORIES', 'LIKE', 'CHOICES', 'COUNTING', 'MOST_EXPERTS', '
 import torch
 from torch import Tensor
 from ..core import UserError
+from .library import tensors_in
 
 # %% ../../nbs/11_known_values.ipynb #1d6d904b
 def spread_tokens(
@@ -51,13 +52,6 @@ MOST_EXPERTS = 4096     # a choice among more isn't taken for a router's
 MOST_KNOWN = 2**23      # elements of a tensor; we don't carry the values of larger ones along
 
 # %% ../../nbs/11_known_values.ipynb #2dfaa8cc
-def _tensors_in(x):
-    "The tensors among an operator's arguments"
-    if isinstance(x, Tensor): return [x]
-    if isinstance(x, (list, tuple)): return [t for part in x for t in _tensors_in(part)]
-    return [t for part in x.values() for t in _tensors_in(part)] if isinstance(x, dict) else []
-
-
 def _replaced(x, values):
     "An argument with known values in the place of tensors, and without a device"
     if isinstance(x, Tensor): return values[id(x)]
@@ -72,7 +66,8 @@ class KnownValues:
         load:float=1., # tokens of the fullest expert, as a multiple of its even share
     ):
         self.load = load
-        self.storages = {}      # address of a storage's C++ object: (values on the CPU, whether assumed)
+        # Address of a storage's C++ object: (values on the CPU, or one for all of them; whether assumed).
+        self.storages = {}
         self.choices = {}       # line: how many there were to choose from
         self.used = False       # whether a shape or an answer has followed from an assumption
 
@@ -82,8 +77,10 @@ class KnownValues:
         "The values of `t` and whether they're assumed; None where they aren't known"
         if not t.is_meta: return (t, False) if t.numel() <= MOST_KNOWN else None
         flat, assumed = self.storages.get(t.untyped_storage()._cdata, (None, False))
+        if flat is None or flat.dtype != t.dtype: return None
+        if flat.ndim == 0: return flat.expand(t.shape), assumed
         # An operator may have resized the storage since.
-        if flat is None or flat.dtype != t.dtype or flat.nbytes != t.untyped_storage().nbytes(): return None
+        if flat.nbytes != t.untyped_storage().nbytes(): return None
         return flat.as_strided(t.shape, t.stride(), t.storage_offset()), assumed
 
     def answer(self, t):
@@ -106,10 +103,14 @@ class KnownValues:
         flat.as_strided(t.shape, t.stride()).copy_(value)
         self.storages[t.untyped_storage()._cdata] = flat, assumed
 
+    def fill(self, t, value):
+        "From now on each value of `t`, a whole storage of any size, is known to be `value`"
+        self.storages[t.untyped_storage()._cdata] = torch.tensor(value, dtype=t.dtype), False
+
     def compute(self, func, args, kwargs):
         "(result, assumed) of an operator whose tensors are all known; None where they aren't"
         values, assumed = {}, False
-        for t in _tensors_in(args) + _tensors_in(kwargs):
+        for t in tensors_in(args) + tensors_in(kwargs):
             found = (torch.zeros(t.shape, dtype=t.dtype), False) if func in LIKE else self.read(t)
             if found is None: return None
             values[id(t)] = found[0]
@@ -162,7 +163,7 @@ def follow(
     if func in CHOICES and not _all_known(known, args): return assume_choice(known, func, args, out, line())
     # What is in a tensor of the CPU stands there.
     written = [t for t in written if t.is_meta]
-    outs = _tensors_in(out)
+    outs = tensors_in(out)
     if not any(t.is_meta for t in outs): return
     if written:
         found = known.compute(func, args, kwargs)
@@ -176,20 +177,20 @@ def follow(
     if not _is_followed(known, func, args, outs): return
     found = known.compute(func, args, kwargs)
     if found is None: return
-    for t, value in zip(outs, _tensors_in(found[0])):
+    for t, value in zip(outs, tensors_in(found[0])):
         if t.is_meta and t.shape == value.shape: known.write(t, value, found[1])
 
 
 def _all_known(known, args):
     "Whether nothing has to be assumed"
-    return all(known.read(t) is not None for t in _tensors_in(args))
+    return all(known.read(t) is not None for t in tensors_in(args))
 
 
 def _is_followed(known, func, args, outs):
     "Whether results may be known, and are worth it"
     if any(t.numel() > MOST_KNOWN for t in outs): return False
     if func in FACTORIES: return not outs[0].is_floating_point()
-    return any(not t.is_meta or t.untyped_storage()._cdata in known.storages for t in _tensors_in(args))
+    return any(not t.is_meta or t.untyped_storage()._cdata in known.storages for t in tensors_in(args))
 
 # %% ../../nbs/11_known_values.ipynb #7d557903
 def counted_output(

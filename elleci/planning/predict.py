@@ -154,14 +154,14 @@ class Prediction(Rehearsed):
         "For programs: sizes in bytes, under the names of `elleci_memory --json`"
         helps = [(change, fit.needed) for change, fit in self.what_would_fit if fit.answer != 'does not fit']
         return dict(settings=self.settings) | self.sizes(self.fit) | dict(
-            warnings=self.trace.warnings(),
+            warnings=self.trace.warnings,
             what_would_fit=[dict(change=change, needed=needed) for change, needed in helps],
         )
 
     def report(self)->str:
         "Everything but what would fit"
-        asked = self.trace.warnings()
-        more = [f'… and {len(asked) - 2} more such lines, see .trace.warnings()'] if len(asked) > 2 else []
+        asked = self.trace.warnings
+        more = [f'… and {len(asked) - 2} more such lines, see .trace.warnings'] if len(asked) > 2 else []
         return '\n'.join([self.settings, '', *self.lines(self.fit), *asked[:2], *more])
 
     def change_lines(self): return list(advice_lines(self.what_would_fit))
