@@ -366,9 +366,8 @@ def conv_silu(
         )
 
 # %% ../../nbs/17_conv.ipynb #ddc70e4f
-def launches()->list: # (name, function without arguments)
+def launches(): # yields (name, operator, *its arguments)
     "What `elleci.kernels.triton_compat.compile_report` compiles: the 1.5B model's shapes on CPU tensors"
-    found = []
     for dtype in (torch.bfloat16, torch.float32):
         name = str(dtype)[6:]
         u = torch.empty(4, 1024, 8288, dtype=dtype)[..., 4096:8224]
@@ -376,7 +375,5 @@ def launches()->list: # (name, function without arguments)
         weight, bias = torch.empty(4128, 4), torch.empty(4128)
         documents = torch.empty(4, 1024, dtype=torch.int32)
         for doc_ids, label in ((None, f'conv_silu {name}'), (documents, f'conv_silu documents {name}')):
-            inputs = u, weight, bias, doc_ids, None
-            found.append((label, functools.partial(conv_silu_forward, *inputs)))
-            found.append((label, functools.partial(conv_silu_backward, g, *inputs)))
-    return found
+            yield label, conv_silu_forward, u, weight, bias, doc_ids, None
+            yield label, conv_silu_backward, g, u, weight, bias, doc_ids, None

@@ -7,7 +7,6 @@ __all__ = ['PREFETCH', 'eigenstate_ends_kernel', 'eigenstate_carry_kernel', 'eig
            'eigenstate_backward_kernel', 'eigenstate_forward', 'eigenstate_backward', 'eigenstate_scan', 'launches']
 
 # %% ../../nbs/22_eigenstate_triton.ipynb #69b285e4
-import functools
 from typing import Optional
 import torch
 from torch import Tensor
@@ -430,9 +429,8 @@ def eigenstate_scan(
     return _EigenstateScan.apply(*inputs, chunk_size)
 
 # %% ../../nbs/22_eigenstate_triton.ipynb #40fe880a
-def launches()->list: # (name, function without arguments)
+def launches(): # yields (name, operator, *its arguments)
     "What `elleci.kernels.triton_compat.compile_report` compiles: rows of 32,768 tokens, on CPU tensors"
-    found = []
     powers = torch.empty(4, 128), torch.empty(2, 128, dtype=torch.float64)
     state = torch.empty(4, 128, 2)
     documents = torch.empty(4, 32_768, dtype=torch.int32)
@@ -442,7 +440,5 @@ def launches()->list: # (name, function without arguments)
         ('eigenstate float32, one document, a state', torch.float32, state, None),
     ):
         u = torch.empty(4, 32_768, 512, dtype=dtype)[..., :256].unflatten(-1, (128, 2))
-        forward = functools.partial(eigenstate_forward, u, *powers, initial, doc_ids, 64)
-        backward = functools.partial(eigenstate_backward, h, h, *powers, initial, doc_ids, 64, dtype)
-        found += [(name, forward), (name, backward)]
-    return found
+        yield name, eigenstate_forward, u, *powers, initial, doc_ids, 64
+        yield name, eigenstate_backward, h, h, *powers, initial, doc_ids, 64, dtype

@@ -7,18 +7,12 @@ __all__ = ['gated_norm_forward_kernel', 'gated_norm_backward_kernel', 'gated_nor
            'gated_rms_norm', 'launches']
 
 # %% ../../nbs/18_gated_norm.ipynb #937e151e
-import functools
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from ..core import UserError, compute_dtype, full_precision
-from elleci.kernels.pointwise import (
-    as_rows,
-    calls_twin_directly,
-    row_tile,
-    tensor_error,
-)
+from .pointwise import as_rows, calls_twin_directly, row_tile, tensor_error
 from .triton_compat import cdiv, jit, next_power_of_2, pick_backend, tl
 from ..annotate import declare_temporaries
 
@@ -198,14 +192,12 @@ def gated_rms_norm(
     return out.view(y.shape)
 
 # %% ../../nbs/18_gated_norm.ipynb #c5987fd2
-def launches()->list: # (name, function without arguments)
+def launches(): # yields (name, operator, *its arguments)
     "What `elleci.kernels.triton_compat.compile_report` compiles: the 1.5B model's shapes on CPU tensors"
-    found = []
     for dtype in (torch.bfloat16, torch.float32):
         name = f'gated_rms_norm {str(dtype)[6:]}'
         y = torch.empty(4096, 4096, dtype=dtype)
         z = torch.empty(4096, 8288, dtype=dtype)[:, :4096]
         weight, rstd = torch.empty(4096), torch.empty(4096, 1)
-        found.append((name, functools.partial(gated_norm_forward, y, z, weight, 1, 1e-5)))
-        found.append((name, functools.partial(gated_norm_backward, y, y, z, weight, rstd)))
-    return found
+        yield name, gated_norm_forward, y, z, weight, 1, 1e-5
+        yield name, gated_norm_backward, y, y, z, weight, rstd

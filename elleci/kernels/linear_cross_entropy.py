@@ -155,29 +155,22 @@ def _cross_entropy_triton(
     return loss, g
 
 # %% ../../nbs/45_linear_cross_entropy_kernel.ipynb #4bbd0ab7
-def launches()->list: # (name, function without arguments)
+def launches(): # yields (name, function, *its arguments)
     "What `elleci.kernels.triton_compat.compile_report` compiles: our vocabulary, on CPU tensors"
     x, y = torch.zeros(4, 32128), torch.zeros(4, dtype=torch.int64)
-    def launch(dtype, smoothing=0.): return lambda: _cross_entropy_triton(x, y, -100, 0., smoothing, dtype)
-    return [
-        ('cross_entropy gradient bfloat16', launch(torch.bfloat16)),
-        ('cross_entropy gradient float16', launch(torch.float16)),
-        ('cross_entropy gradient float32', launch(torch.float32)),
-        ('cross_entropy loss alone', launch(None)),
-        ('cross_entropy smoothing, bfloat16', launch(torch.bfloat16, .1)),
-    ]
+    for name, smoothing, dtype in (
+        ('gradient bfloat16', 0., torch.bfloat16),
+        ('gradient float16', 0., torch.float16),
+        ('gradient float32', 0., torch.float32),
+        ('loss alone', 0., None),
+        ('smoothing, bfloat16', .1, torch.bfloat16),
+    ):
+        yield f'cross_entropy {name}', _cross_entropy_triton, x, y, -100, 0., smoothing, dtype
 
 # %% ../../nbs/45_linear_cross_entropy_loop.ipynb #80cd68e6
 from torch.autograd.function import once_differentiable
 from ..annotate import declare_temporaries
-from elleci.core import (
-    UserError,
-    autocast_device,
-    compute_dtype,
-    effective_device_type,
-    full_precision,
-    require,
-)
+from ..core import UserError, autocast_device, compute_dtype, effective_device_type, full_precision
 from .pointwise import tensor_error
 from .triton_compat import pick_backend, register_flops
 
@@ -453,24 +446,6 @@ def _reference(h, w, y, ignore_index, z_loss, label_smoothing, max_bytes):
     total = F.cross_entropy(x, y, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction='sum')
     return total + z_loss*(x.logsumexp(-1).square()*(y != ignore_index)).sum() if z_loss else total
 
-def _torch_native(h, w, y, ignore_index, z_loss, label_smoothing, max_bytes):
-    "Sum of the losses by torch, in hidden's dtype"
-    if z_loss: raise UserError("backend='torch_native' has no z_loss: use 'auto'.")
-    if not hasattr(F, 'linear_cross_entropy'):
-        raise UserError("backend='torch_native' needs torch 2.13 or later: use 'auto'.")
-    return F.linear_cross_entropy(
-        h, w, y, reduction='sum', ignore_index=ignore_index, label_smoothing=label_smoothing,
-        options=torch.nn.LinearCrossEntropyOptions(),
-    )
-
-def _liger(h, w, y, ignore_index, z_loss, label_smoothing, max_bytes):
-    "Sum of the losses by Liger-Kernel, whose chunks are as large as the hidden states"
-    ops = require('liger_kernel.ops.fused_linear_cross_entropy', "use backend='liger'")
-    function = ops.LigerFusedLinearCrossEntropyFunction
-    return function.apply(h, w, y, None, None, ignore_index, z_loss, label_smoothing, 'sum')[0]
-
-OTHER_BACKENDS = dict(reference=_reference, torch_native=_torch_native, liger=_liger)
-
 # %% ../../nbs/45_linear_cross_entropy_loop.ipynb #818d8132
 def _check_labels(labels, V, ignore_index):
     "`UserError`, which is a `ValueError`, for the first label that is no word"
@@ -525,7 +500,7 @@ def linear_cross_entropy(
     weight:Tensor, # (V, D) the head, in hidden's dtype, or in any under autocast
     labels:Tensor, # (…) the words that come next, any integer dtype
     ignore_index:int=-100, # this label is not counted
-    backend:str='auto', # 'triton', 'torch', 'reference', 'torch_native', 'liger'; 'auto': triton or torch
+    backend:str='auto', # 'triton', 'torch', 'reference' (all logits at once); 'auto': triton or torch
     reduction:str='mean', # over the labels that count (0 if none does), or 'sum'
     z_loss:float=0.,  # this times log² of the softmax's sum is added for each token
     label_smoothing:float=0., # share of the target that goes to all words alike
@@ -545,14 +520,6 @@ def linear_cross_entropy(
     if check: _check_labels(labels.long(), len(weight), ignore_index)
     how = ignore_index, float(z_loss), float(label_smoothing), max_bytes
     with full_precision(h):
-        trained = torch.is_grad_enabled() and (h.requires_grad or weight.requires_grad)
-        if trained and compute == torch.float16 and backend in ('torch_native', 'liger'):
-            raise UserError(
-                f"backend={backend!r} rounds the logits' gradient to fp16 before the loss scale reaches it, "
-                "and loses that of rare words: use 'auto'."
-            )
-        if backend in OTHER_BACKENDS:
-            total = OTHER_BACKENDS[backend](h.to(compute), weight.to(compute), y.long(), *how)
-            total = total.to(compute_dtype(h))
-        else: total = _chunked_loss(h, weight, y, how, compute, backend)
+        if backend != 'reference': total = _chunked_loss(h, weight, y, how, compute, backend)
+        else: total = _reference(h.to(compute), weight.to(compute), y.long(), *how).to(compute_dtype(h))
         return total/(y.long() != ignore_index).sum().clamp(min=1) if reduction == 'mean' else total

@@ -53,6 +53,7 @@ def random_bits(
 from ..annotate import declare_temporaries
 from ..core import UserError
 from .counter_rng import hash32_kernel, weyl_sequence_kernel
+from .pointwise import tensor_error
 from .triton_compat import cdiv, jit, pick_backend, tl
 
 # %% ../../nbs/58_lion8_momentum.ipynb #0de507ac
@@ -184,15 +185,9 @@ def lion8_kernel(
 # %% ../../nbs/58_lion8_momentum.ipynb #c2fd2c2d
 @torch.library.custom_op('elleci::lion8', mutates_args=('weight', 'momentum', 'scale'))
 def lion8(
-    weight:Tensor,
-    grad:Tensor,
-    momentum:Tensor,
-    scale:Tensor,
-    lr:float,
+    weight:Tensor, grad:Tensor, momentum:Tensor, scale:Tensor, lr:float,
     decay_factor:float, # the share of the weight that decay leaves
-    b1:float,
-    b2:float,
-    seed:int,
+    b1:float, b2:float, seed:int,
     triton:bool, # the kernel; otherwise its torch twin
 )->None:
     "One step of Lion in place, all tensors contiguous; see `lion8_step`"
@@ -203,18 +198,8 @@ def lion8(
         return _lion8_torch(*(t.view(-1) for t in (weight, grad, momentum, scale)), rates, key)
     with torch.cuda.device_of(weight):
         lion8_kernel[(cdiv(n, 8 * BLOCK),)](
-            weight,
-            grad,
-            momentum,
-            scale,
-            *rates,
-            key,
-            n,
-            ROUND=weight.dtype == torch.bfloat16,
-            ROWS=8,
-            C=BLOCK,
-            num_warps=4,
-            enable_fp_fusion=False,
+            weight, grad, momentum, scale, *rates, key, n,
+            ROUND=weight.dtype == torch.bfloat16, ROWS=8, C=BLOCK, num_warps=4, enable_fp_fusion=False,
         )
 
 @lion8.register_fake
@@ -229,12 +214,7 @@ def _lion8_scratch(weight, grad, *rest):
     return [], [8*rows, bytes_per_number*min(weight.numel(), rows*BLOCK)]
 
 # %% ../../nbs/58_lion8_momentum.ipynb #bc7e7805
-def check_hyperparameters(
-    lr:float,
-    betas:tuple,
-    weight_decay:float,
-    seed:int,
-):
+def check_hyperparameters(lr:float, betas:tuple, weight_decay:float, seed:int):
     "`UserError` for numbers that no step can be made with"
     if len(betas) != 2 or not all(0 <= b < 1 for b in betas):
         raise UserError(f'betas is {betas!r}: give two numbers from 0 to below 1.')
@@ -246,23 +226,19 @@ def check_hyperparameters(
 # %% ../../nbs/58_lion8_momentum.ipynb #62c7f540
 def _check(weight, grad, momentum, scale):
     "`UserError` for tensors that do not belong together"
-    def refuse(name, t, wanted):
-        given = f'{str(t.dtype)[6:]} of shape {tuple(t.shape)} on {t.device}'
-        raise UserError(f'{name} is {given}: give {wanted}.')
     dtypes = torch.float32, torch.bfloat16
     if weight.dtype not in dtypes or not weight.is_contiguous():
-        refuse('weight', weight, 'a contiguous fp32 or bf16 tensor')
+        raise tensor_error('weight', weight, 'a contiguous fp32 or bf16 tensor')
     if grad.dtype not in dtypes or grad.shape != weight.shape or grad.device != weight.device:
-        refuse('grad', grad, f'fp32 or bf16 of shape {tuple(weight.shape)} on {weight.device}, as weight')
-    n = weight.numel()
-    for name, t, dtype, size in (
-        ('momentum', momentum, torch.int8, n),
-        ('scale', scale, torch.float32, cdiv(n, BLOCK)),
-    ):
+        wanted = f'fp32 or bf16 of shape {tuple(weight.shape)} on {weight.device}, as weight'
+        raise tensor_error('grad', grad, wanted)
+    states = ('momentum', momentum, torch.int8, 1), ('scale', scale, torch.float32, BLOCK)
+    for name, t, dtype, per in states:
+        size = cdiv(weight.numel(), per)
         fits = t.dtype == dtype and t.shape == (size,) and t.device == weight.device
         if not fits or not t.is_contiguous():
             wanted = f'{str(dtype)[6:]} of shape ({size},) on {weight.device}'
-            refuse(name, t, f'{wanted}, as `lion8_state` makes it')
+            raise tensor_error(name, t, f'{wanted}, as `lion8_state` makes it')
 
 # %% ../../nbs/58_lion8_momentum.ipynb #a9afe5c8
 def lion8_step(
@@ -280,30 +256,15 @@ def lion8_step(
     check_hyperparameters(lr, betas, weight_decay, seed)
     _check(weight, grad, momentum, scale)
     backend = pick_backend(backend, weight)
-    if not weight.numel():
-        return
-    with torch.no_grad():
-        lion8(
-            weight,
-            grad.contiguous(),
-            momentum,
-            scale,
-            float(lr),
-            1 - lr * weight_decay,
-            *map(float, betas),
-            seed,
-            backend == 'triton',
-        )
+    if not weight.numel(): return
+    rates = float(lr), 1 - lr*weight_decay, *map(float, betas)
+    with torch.no_grad(): lion8(weight, grad.contiguous(), momentum, scale, *rates, seed, backend == 'triton')
 
 # %% ../../nbs/58_lion8_momentum.ipynb #17ac923a
-def launches()->list: # (name, function without arguments)
+def launches(): # yields (name, operator, *its arguments)
     "What `compile_report` compiles: the step of one feed-forward matrix, on CPU tensors"
-    def launch(weight_dtype, grad_dtype):
-        w = torch.zeros(2048, 5632, dtype=weight_dtype)
-        def run():
-            grad = torch.zeros(w.shape, dtype=grad_dtype)
-            lion8(w, grad, *lion8_state(w), 3e-5, 1., .9, .99, 0, True)
-        return run
     fp32, bf16 = torch.float32, torch.bfloat16
-    dtypes = (bf16, fp32), (bf16, bf16), (fp32, fp32)
-    return [(f'lion8 {str(w)[6:]}, gradient {str(g)[6:]}', launch(w, g)) for w, g in dtypes]
+    for w, g in ((bf16, fp32), (bf16, bf16), (fp32, fp32)):
+        weight, grad = (torch.zeros(2048, 5632, dtype=dtype) for dtype in (w, g))
+        name = f'lion8 {str(w)[6:]}, gradient {str(g)[6:]}'
+        yield name, lion8, weight, grad, *lion8_state(weight), 3e-5, 1., .9, .99, 0, True

@@ -79,7 +79,6 @@ def _silu_mul_backward_torch(g, gate_up):
     return d
 
 # %% ../../nbs/15_pointwise_kernels.ipynb #f3d5daae
-import functools
 from torch.autograd.function import once_differentiable
 from ..annotate import declare_temporaries
 from ..core import UserError, autocast_device, full_precision
@@ -342,19 +341,15 @@ def silu_mul(
     return _SiluMul.apply(as_rows(gate_up), backend).view(*gate_up.shape[:-1], gate_up.shape[-1]//2)
 
 # %% ../../nbs/15_pointwise_kernels.ipynb #4a4136c3
-def launches()->list: # (name, function without arguments)
+def launches(): # yields (name, operator, *its arguments)
     "What `elleci.kernels.triton_compat.compile_report` compiles: shapes of the 1.5B model on CPU tensors"
-    found = []
     for dtype in (torch.bfloat16, torch.float32):
         name = str(dtype)[6:]
         x = torch.empty(4096, 2048, dtype=dtype)
         gate_up = torch.empty(4096, 11264, dtype=dtype)
         g = torch.empty(4096, 5632, dtype=dtype)
         weight, rstd = torch.empty(2048), torch.empty(4096, 1)
-        found += [
-            (f'rms_norm {name}', functools.partial(rms_norm_forward, x, weight, EPS)),
-            (f'rms_norm {name}', functools.partial(rms_norm_backward, x, x, weight, rstd)),
-            (f'silu_mul {name}', functools.partial(silu_mul_forward, gate_up)),
-            (f'silu_mul {name}', functools.partial(silu_mul_backward, g, gate_up)),
-        ]
-    return found
+        yield f'rms_norm {name}', rms_norm_forward, x, weight, EPS
+        yield f'rms_norm {name}', rms_norm_backward, x, x, weight, rstd
+        yield f'silu_mul {name}', silu_mul_forward, gate_up
+        yield f'silu_mul {name}', silu_mul_backward, g, gate_up

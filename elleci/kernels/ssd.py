@@ -236,7 +236,6 @@ def _launch_decode():
     _decode_triton(torch.zeros(8, 64, 64, 16), x, torch.zeros(8, 64), A, BC, BC, A)
 
 # %% ../../nbs/21_ssd_triton_backward.ipynb #bede5910
-import functools
 from torch import Tensor
 
 # %% ../../nbs/21_ssd_triton_backward.ipynb #13d7ac86
@@ -541,9 +540,10 @@ def _backward_triton(dy, dfinal, x, dt, A, B, C, D, doc_ids, states, has_initial
     return dx, ddt, t['dA'].sum((0, 1)), dB, dC, t['dD'].sum((0, 1)), dinitial
 
 # %% ../../nbs/21_ssd_triton_backward.ipynb #86ed20ed
-def _launch_scan(P, N, dtype, has_docs=True, b=4, T=1024, H=64):
+def _launch_scan(N, dtype, has_docs=True):
     "Forward and backward; at this size a program has four heads, and with one its loop would vanish"
-    x = torch.zeros(b, T, H, P, dtype=dtype)
+    b, T, H = 4, 1024, 64
+    x = torch.zeros(b, T, H, 64, dtype=dtype)
     dt = torch.zeros(b, T, H)
     A = torch.zeros(H)
     BC = torch.zeros(b, T, 1, N, dtype=dtype)
@@ -552,16 +552,14 @@ def _launch_scan(P, N, dtype, has_docs=True, b=4, T=1024, H=64):
     _backward_triton(x, None, x, dt, A, BC, BC, A, doc_ids, states, False, 64)
 
 # %% ../../nbs/21_ssd_triton_backward.ipynb #a4624523
-def launches()->list: # (name, function without arguments)
+def launches(): # yields (name, function, *its arguments)
     "For `compile_report`: the 1.5B model's shape, in bf16 and fp32; a wide state; decoding"
     bf16, fp32 = torch.bfloat16, torch.float32
-    return [
-        ('P 64, N 16, bf16', functools.partial(_launch_scan, 64, 16, bf16)),
-        ('P 64, N 16, bf16, one document', functools.partial(_launch_scan, 64, 16, bf16, has_docs=False)),
-        ('P 64, N 128, bf16', functools.partial(_launch_scan, 64, 128, bf16)),
-        ('P 64, N 16, fp32', functools.partial(_launch_scan, 64, 16, fp32)),
-        ('decode, N 16, bf16', _launch_decode),
-    ]
+    yield 'P 64, N 16, bf16', _launch_scan, 16, bf16
+    yield 'P 64, N 16, bf16, one document', _launch_scan, 16, bf16, False
+    yield 'P 64, N 128, bf16', _launch_scan, 128, bf16
+    yield 'P 64, N 16, fp32', _launch_scan, 16, fp32
+    yield 'decode, N 16, bf16', _launch_decode
 
 # %% ../../nbs/21_ssd_triton_backward.ipynb #5064aa64
 def ssd_cost(

@@ -9,7 +9,7 @@ __all__ = ['ssd_recurrent', 'block_decays', 'scan_states', 'ssd_chunked', 'ssd_s
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from ..core import UserError, compute_dtype, full_precision
+from ..core import compute_dtype, full_precision
 from ..documents import document_ids
 
 # %% ../../nbs/20_ssd.ipynb #a458c7e6
@@ -125,29 +125,6 @@ def _read_states(states:Tensor, entering:Tensor, C:Tensor)->Tensor:
     y = torch.einsum('bkign,bkgrpn->bkigrp', C, states)
     return y*entering.unflatten(-1, (G, -1))[..., None]
 
-# %% ../../nbs/20_ssd.ipynb #9a010718
-def _check_shapes(x, dt, A, B, C, D=None, initial_state=None, seq_idx=None):
-    "Refuse shapes that do not belong together"
-    shapes = ', '.join(f'{n} {tuple(t.shape)}' for n, t in locals().items() if t is not None)
-    fits = x.ndim == 4 and B.ndim == 4 and x.shape[1] > 0 and x.shape[2] % max(B.shape[2], 1) == 0
-    if fits:
-        (b, T, H, P), (G, N) = x.shape, B.shape[2:]
-        wanted = [
-            (dt, (b, T, H)),
-            (A, (H,)),
-            (B, (b, T, G, N)),
-            (C, (b, T, G, N)),
-            (D, (H,)),
-            (initial_state, (b, H, P, N)),
-            (seq_idx, (b, T)),
-        ]
-        fits = all(t is None or t.shape == shape for t, shape in wanted)
-    if not fits:
-        raise UserError(
-            f'{shapes} do not fit: give x (B,T,H,P) with T ≥ 1, dt (B,T,H), A and D (H,), '
-            'B and C (B,T,G,N) with G a divisor of H, initial_state (B,H,P,N), seq_idx (B,T).'
-        )
-
 # %% ../../nbs/20_ssd.ipynb #45705b68
 def ssd_chunked(
     x:Tensor,  # (B, T, H, P) values, any float dtype
@@ -162,7 +139,6 @@ def ssd_chunked(
     return_final_state:bool=False, # also return the state after the last step
 )->Tensor: # y (B, T, H, P) in x's dtype, or (y, (B, H, P, N) fp32, float64 for float64)
     "SSD with no loop over time or chunks (Dao and Gu 2024, §6); computes in fp32, float64 for float64"
-    _check_shapes(x, dt, A, B, C, D, initial_state, seq_idx)
     (b, T, H, P), (G, N), Q = x.shape, B.shape[2:], min(chunk_size, x.shape[1])
     dtype = compute_dtype(x)
     doc_ids, edges = _chunk_documents(seq_idx, x, Q)

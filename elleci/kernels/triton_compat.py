@@ -309,9 +309,9 @@ def _compile_launches(modules, driver:CompileOnlyDriver):
     "Call every launch of the modules; one that fails becomes a row with a problem"
     triton.runtime.driver.set_active(driver)
     for module in modules:
-        for name, launch in _import_module(module).launches():
+        for name, launch, *args in _import_module(module).launches():
             driver.launch = name
-            try: launch()
+            try: launch(*args)
             except Exception as e:
                 problem = f"{type(e).__name__}: {' '.join(str(e).split())[:300]}"
                 driver.rows.append(CompiledKernel(name, '', driver.capability, 0, 0, 0, problem))
@@ -357,7 +357,7 @@ Path(path).write_text(json.dumps(_compile_all(modules, capabilities)))
 
 
 def compile_report(
-    modules, # names or .py paths of modules with `launches()`: list of (name, function without arguments)
+    modules, # names or .py paths of modules with `launches()`: (name, function, *its arguments) of each
     capabilities=CAPABILITIES, # compute capabilities
 )->CompileReport: # a kernel that failed has a `problem`
     "Compile, in a process of its own, every kernel that the modules launch; the cache is TRITON_CACHE_DIR"
