@@ -32,7 +32,7 @@ from .data.tokenizer import load_tokenizer, save_tokenizer
 from .engine.distributed import on_ranks
 from .engine.layer_major import make_engine, make_model
 from .engine.machine_settings import MACHINE_SETTINGS
-from .engine.pipeline import ModelParallel, make_pipeline, make_stage
+from .engine.pipeline import ModelParallel, make_pipeline
 from .engine.ranks import share_model
 from .memory.measure import spill_signs
 from .memory.spill import SharedMemoryCounter
@@ -200,7 +200,7 @@ class Pipeline(Hook):
     def peak(self, config, target):
         train = config.train
         stage, n = (dist.get_rank(), self.processes) if dist.is_initialized() else (0, self.processes)
-        engine = make_stage(make_model(config.model, train, 'meta'), train, stage, n, self.schedule)
+        engine = make_pipeline(make_model(config.model, train, 'meta'), train, self.schedule, None, stage, n)
         rows = torch.zeros(train.batch_size, train.seq_len, dtype=torch.long, device='meta')
         step = [tuple(rows.clone() for _ in range(3)) for _ in range(train.grad_accum_steps)]
         return int(dry_run(lambda: engine.rehearse(step), engine.model, sum(step, ()), target).running.max())

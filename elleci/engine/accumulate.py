@@ -31,20 +31,15 @@ def _check_micro_batches(micro_batches):
     "`UserError` for micro-batches whose tensors do not fit together; looks at no number"
     if not micro_batches:
         raise UserError('The step was given no micro-batch: give at least one (tokens, labels, seq_idx).')
+    kinds = [(t.dtype, t.device) for t in micro_batches[0]]
     for n, batch in enumerate(micro_batches):
-        if len(batch) != 3:
-            raise UserError(f'Micro-batch {n} is of {len(batch)} parts: give (tokens, labels, seq_idx).')
-        if batch[1].dtype != torch.int64:
-            raise UserError(f'Micro-batch {n} has labels in {batch[1].dtype}: give int64.')
-        for name, t, like in zip(('tokens', 'labels', 'seq_idx'), batch, micro_batches[0]):
-            if t.shape != batch[0].shape:
-                shapes = f'{tuple(t.shape)} for tokens {tuple(batch[0].shape)}'
-                raise UserError(f'Micro-batch {n} has {name} {shapes}: give the same shape.')
-            if t.dtype != like.dtype or t.device != like.device:
-                raise UserError(
-                    f'Micro-batch {n} has {name} in {t.dtype} on {t.device}, '
-                    f'the first in {like.dtype} on {like.device}: give all alike.'
-                )
+        fits = len(batch) == 3 and batch[1].dtype == torch.int64 and len({t.shape for t in batch}) == 1
+        if fits and [(t.dtype, t.device) for t in batch] == kinds: continue
+        given = ', '.join(f'{tuple(t.shape)} in {t.dtype} on {t.device}' for t in batch)
+        raise UserError(
+            f'Micro-batch {n} is {given}: give tokens, labels (int64) and seq_idx of one shape, '
+            'and all micro-batches in the same dtypes on the same device.'
+        )
 
 # %% ../../nbs/60_grad_accum.ipynb #7d0c022d
 def _raise_for_labels(micro_batches, V):

@@ -178,8 +178,7 @@ class DataParallel(OneProcess):
         return norm.full_tensor() if _is_dtensor(norm) else norm
 
     def all_true(self, flag):
-        device = next(iter(self.params.values())).device
-        lowest = torch.tensor(float(flag), device=device)
+        lowest = torch.tensor(float(flag), device=next(iter(self.params.values())).device)
         dist.all_reduce(lowest, dist.ReduceOp.MIN)
         return bool(lowest)
 

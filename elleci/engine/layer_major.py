@@ -15,7 +15,7 @@ from ..layers.aux_losses import collect_aux_losses
 from ..config import ModelConfig, TrainConfig
 from ..annotate import layer_scope
 from .mapped_file import MappedFile
-from .offload import PLACEMENTS, TransferStream, ActivationStore, ParameterOffload
+from .offload import TransferStream, ActivationStore, ParameterOffload
 from .accumulate import GradAccumStep, OneProcess, autocast, check_labels, count_labels
 from .accumulate import eval_mode, fp32_gradients, nonfinite_grads, step_result
 from .accumulate import weight_aux_losses
@@ -33,18 +33,6 @@ class Placement:
     # or 'host' (pinned where possible) or 'pageable': a unit's are on the device while it is computed
     weights_on:str = 'device'
     states_on:str = 'device'       # the same for its optimizer states, while it is updated; or 'disk'
-
-    def __post_init__(self):
-        if self.block_inputs_on not in PLACEMENTS:
-            raise UserError(
-                f"block_inputs_on is {self.block_inputs_on!r}: give 'device', 'pinned' or 'pageable' ('auto' "
-                "is resolved by elleci.planning.account)."
-            )
-        if self.weights_on not in ('device', 'host', 'pageable'):
-            raise UserError(f"weights_on is {self.weights_on!r}: give 'device', 'host' or 'pageable'.")
-        if self.states_on not in ('device', 'host', 'pageable', 'disk'):
-            raise UserError(f"states_on is {self.states_on!r}: give 'device', 'host', 'pageable' or 'disk'.")
-
 
 # %% ../../nbs/61_layer_major.ipynb #937b51c3
 def _check_supported(model, optimizer, precision):

@@ -184,7 +184,7 @@ class LayerMajorRanks(OneRank):
         first = params[int(largest.argmax())]
         return next(name for name, p in model.named_parameters() if p is first)
 
-    total = DataParallel.total
+    total, all_true = DataParallel.total, DataParallel.all_true
 
     def totals(self, tensors): return [self.total(sum(tensors))] if tensors else []
 
@@ -206,10 +206,6 @@ class LayerMajorRanks(OneRank):
 
     def whole(self, name, t): return self.full(self.params[name], t)
 
-    def all_true(self, flag):
-        lowest = torch.tensor(float(flag), device=self.device)
-        dist.all_reduce(lowest, dist.ReduceOp.MIN, group=self.group)
-        return bool(lowest)
 
 
 def _finish(sums):

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SCHEDULES', 'ModelParallel', 'stage_order', 'Elsewhere', 'stage_layers', 'keep_stage', 'Stage', 'check_stages',
-           'PipelineStep', 'make_pipeline', 'make_stage']
+           'PipelineStep', 'make_pipeline']
 
 # %% ../../nbs/63_pipeline.ipynb #3fdc8d94
 import torch
@@ -373,20 +373,11 @@ def make_pipeline(
     train:TrainConfig,
     schedule:str='1f1b', # a key of `SCHEDULES`
     group=None,          # the ranks, in the order of their stages; None: all
+    stage:int|None=None, # None: that of this rank
+    n:int|None=None,     # stages; None: as many as ranks
 )->PipelineStep:
-    "This rank's stage of a model, with an optimizer of its own"
-    return make_stage(model, train, dist.get_rank(group), dist.get_world_size(group), schedule, group)
-
-
-def make_stage(
-    model:nn.Module, # an `Elleci`; changed in place
-    train:TrainConfig,
-    stage:int,
-    n:int, # stages
-    schedule:str='1f1b', # a key of `SCHEDULES`
-    group=None, # the ranks, see `make_pipeline`
-)->PipelineStep:
-    "One stage of a model, which without other ranks can only be rehearsed, see `rehearse`"
+    "One stage of a model, with an optimizer of its own; without other ranks it can only be rehearsed"
+    if stage is None: stage, n = dist.get_rank(group), dist.get_world_size(group)
     check_stages(model.cfg, train, n, schedule)
     configure_model(model, train)
     keep_stage(model, stage, n)

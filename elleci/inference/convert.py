@@ -17,34 +17,34 @@ from ..data.tokenizer import round_vocab
 from .export import check_finite, check_new_folder, check_tensors, read_weights
 
 # %% ../../nbs/77_import.ipynb #e58ed2fc
-# Of a block: our name, theirs.
+# Of a block: our name, that of Transformers, that of llama.cpp (see `77_gguf`).
 BLOCK_NAMES = {
-    'mixer_norm.weight': 'norm.weight',
-    'mixer.in_proj.weight': 'mixer.in_proj.weight',
-    'mixer.conv_weight': 'mixer.conv1d.weight',
-    'mixer.conv_bias': 'mixer.conv1d.bias',
-    'mixer.A_log': 'mixer.A_log',
-    'mixer.dt_bias': 'mixer.dt_bias',
-    'mixer.D': 'mixer.D',
-    'mixer.norm.weight': 'mixer.norm.weight',
-    'mixer.out_proj.weight': 'mixer.out_proj.weight',
+    'mixer_norm.weight': ('norm.weight', 'attn_norm.weight'),
+    'mixer.in_proj.weight': ('mixer.in_proj.weight', 'ssm_in.weight'),
+    'mixer.conv_weight': ('mixer.conv1d.weight', 'ssm_conv1d.weight'),
+    'mixer.conv_bias': ('mixer.conv1d.bias', 'ssm_conv1d.bias'),
+    'mixer.A_log': ('mixer.A_log', 'ssm_a'),
+    'mixer.dt_bias': ('mixer.dt_bias', 'ssm_dt.bias'),
+    'mixer.D': ('mixer.D', 'ssm_d'),
+    'mixer.norm.weight': ('mixer.norm.weight', 'ssm_norm.weight'),
+    'mixer.out_proj.weight': ('mixer.out_proj.weight', 'ssm_out.weight'),
 }
 OUTER_NAMES = {
-    'embedding.weight': 'backbone.embeddings.weight',
-    'norm.weight': 'backbone.norm_f.weight',
-    'head.weight': 'lm_head.weight',
+    'embedding.weight': ('backbone.embeddings.weight', 'token_embd.weight'),
+    'norm.weight': ('backbone.norm_f.weight', 'output_norm.weight'),
+    'head.weight': ('lm_head.weight', 'output.weight'),
 }
 
 # %% ../../nbs/77_import.ipynb #378da0ba
 def mamba2_names(
     model:Elleci, # a pure Mamba-2 model
-    block:dict=BLOCK_NAMES, # another program's names, of a block's parameters …
-    outer:dict=OUTER_NAMES, # … and of the others
-    prefix:str='backbone.layers.', # of the first
+    gguf:bool=False, # llama.cpp's names; otherwise those of Transformers
 )->dict: # our name: theirs
     "What another program calls the parameters of a model; `UserError` for one that has other parts"
-    layers = range(model.cfg.n_layers)
-    names = outer | {f'blocks.{i}.{ours}': f'{prefix}{i}.{block[ours]}' for i in layers for ours in block}
+    prefix = 'blk.' if gguf else 'backbone.layers.'
+    names = {ours: theirs[gguf] for ours, theirs in OUTER_NAMES.items()}
+    for i in range(model.cfg.n_layers):
+        names |= {f'blocks.{i}.{ours}': f'{prefix}{i}.{theirs[gguf]}' for ours, theirs in BLOCK_NAMES.items()}
     ours = [name for name, _ in model.named_parameters()]
     others = [name for name in ours if name not in names]
     if others or model.cfg.ternary:

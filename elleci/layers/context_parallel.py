@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['entering_states', 'read_state', 'all_gather', 'attend_from_piece', 'take_tokens', 'ContextParallel', 'check_context',
-           'set_context', 'context_bytes']
+           'set_context']
 
 # %% ../../nbs/35_context_parallel.ipynb #c5375253
 import torch
@@ -254,20 +254,3 @@ def set_context(
         if hasattr(type(module), 'context'): module.context = context
     # Learned positions are added to the embedding, which is the model's.
     model.context = context
-
-# %% ../../nbs/35_context_parallel.ipynb #94f56d86
-def context_bytes(
-    cfg:ModelConfig,
-    mixer:str,   # 'M', 'A' or 'T'
-    seq_len:int, # T, tokens of a whole row
-    n:int,       # ranks that share it
-    itemsize:int=2, # bytes of an activation; states travel in fp32
-)->int: # bytes for each row of a micro-batch
-    "What a rank receives in the forward pass of a layer"
-    piece = seq_len//n
-    messages = {
-        'M': 4*cfg.n_ssm_heads*(cfg.headdim*cfg.d_state + 1) + itemsize*(cfg.d_conv - 1)*cfg.conv_dim,
-        'A': itemsize*piece*(cfg.kv_lora_rank + cfg.qk_rope_head_dim),
-        'T': itemsize*piece*2*cfg.kv_heads*cfg.attn_head_dim,
-    }
-    return (n - 1)*messages[mixer]

@@ -15,7 +15,7 @@ from ..core import UserError, linear_dtype
 from ..annotate import layer_scope
 from .norm import KeepsFp32, project
 from ..kernels.pointwise import silu_mul
-from ..kernels.ternary import pack_ternary, quantize_activations, ternary_operands, unpack_ternary
+from ..kernels.ternary import pack_ternary, quantize_activations, unpack_ternary
 from ..kernels.bitnet import bit_linear, packed_matvec, quantize, ternarize_int8
 
 # %% ../../nbs/42_ffn.ipynb #7c1e5a02
@@ -65,22 +65,12 @@ class BitLinear(nn.Module):
         d_out, d_in = self.weight.shape
         return f'd_in={d_in}, d_out={d_out}'
 
-    def operands(self,
-        x:Tensor, # (…, d_in)
-    )->tuple: # x̂ (…, d_in) and Ŵ (d_out, d_in)
-        "The dequantised matrices whose product x̂ @ Ŵ.T is the output"
-        kept = None if torch.is_grad_enabled() else self._cached_ternary_weight()
-        if kept is None: return ternary_operands(x, self.weight)
-        x_int, sx = quantize_activations(x)
-        w_int, sw = kept
-        return (x_int*sx).to(x.dtype), (w_int*sw).to(self.weight.dtype)
-
     def input_operand(self, x):
-        "The first of `operands`"
+        "x̂ (…, d_in): the output is x̂ @ Ŵ.T, and rounded once"
         return dequantized_activations(x)
 
     def weight_operand(self, dtype):
-        "The second of `operands`, in a dtype; without gradients"
+        "Ŵ (d_out, d_in) in a dtype, without gradients"
         w_int, scale = ternarize_int8(self.weight.detach())
         return (w_int*scale).to(dtype)
 
@@ -91,9 +81,7 @@ class BitLinear(nn.Module):
         "x̂ @ Ŵ.T, the integer part exact"
         draws = self.int8_backward and self.training
         return bit_linear(
-            x,
-            self.weight,
-            None if norm is None else norm.weight,
+            x, self.weight, None if norm is None else norm.weight,
             ternary_weight=self._cached_ternary_weight(),
             backward='int8' if self.int8_backward else 'bf16',
             seed=int(torch.randint(2**31, (), device='cpu')) if draws else 0,
@@ -149,12 +137,6 @@ class PackedLinear(KeepsFp32):
         self.scale = nn.Parameter(torch.empty(()), requires_grad=False)
 
     def extra_repr(self): return f'd_in={self.d_in}, d_out={len(self.packed)}'
-
-    def operands(self,
-        x:Tensor, # (…, d_in)
-    )->tuple: # x̂ (…, d_in) and Ŵ (d_out, d_in)
-        "As `BitLinear.operands`"
-        return self.input_operand(x), self.weight_operand(x.dtype)
 
     def input_operand(self, x):
         "As `BitLinear.input_operand`"

@@ -289,8 +289,6 @@ class _SharedBitLinear(BitLinear):
         w_int, scale = self._cached_ternary_weight()
         return (w_int*scale).to(dtype)
 
-    def operands(self, x): return self.input_operand(x), self.weight_operand(self.weight.dtype)
-
     def forward(self, x, norm=None):
         if self.int8_backward:
             raise UserError(

@@ -6,7 +6,7 @@
 __all__ = ['BNB_OPTIMIZERS', 'MIN_8BIT_SIZE', 'PAGED_SIZE', 'make_bnb_optimizer', 'check_bnb_runs']
 
 # %% ../../nbs/60_8bit_optimizers.ipynb #04879746
-import contextlib, functools, logging, warnings
+import functools, logging, warnings
 import torch
 from torch import nn
 from ..core import UserError, require
@@ -70,16 +70,6 @@ class _ForOurRuns:
         super().prefetch_state(p)
 
 # %% ../../nbs/60_8bit_optimizers.ipynb #8941bc5e
-@contextlib.contextmanager
-def _quiet_import():
-    "bitsandbytes logs at its import that it has no kernels for 4-bit inference, which we do not use"
-    logger = logging.getLogger('bitsandbytes')
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try: yield
-    finally: logger.setLevel(before)
-
-
 def _declare_temporaries():
     "What the library's operators take for themselves on a CPU, in fp32: a few copies of the weight's size"
     operators = torch.ops.bitsandbytes
@@ -91,8 +81,9 @@ def _declare_temporaries():
 
 @functools.cache
 def _adapted_class(name):
-    with _quiet_import():
-        library = require('bitsandbytes', f'train with optimizer={name!r}')
+    # It would log at its import that it has no kernels for 4-bit inference, which we don't use.
+    logging.getLogger('bitsandbytes').setLevel(logging.ERROR)
+    library = require('bitsandbytes', f'train with optimizer={name!r}')
     _declare_temporaries()
     bnb_class = getattr(library.optim, BNB_OPTIMIZERS[name][0])
     return type(bnb_class.__name__, (_ForOurRuns, bnb_class), {})

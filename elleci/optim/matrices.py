@@ -61,17 +61,11 @@ class GaLore(torch.optim.Optimizer):
         super().__init__(params, settings | dict(rank=rank, update_every=update_every, scale=scale))
 
     @torch.no_grad()
-    def step(self,
-        closure=None, # evaluates the loss again, as torch's optimizers have it
-    ): # the closure's loss
+    def step(self):
         "Step every parameter that has a gradient"
-        loss = None
-        if closure:
-            with torch.enable_grad(): loss = closure()
         for group in self.param_groups:
             for p in group['params']:
                 if p.grad is not None: self._step(p, self.state[p], group)
-        return loss
 
     def _step(self, p, state, group):
         projects = group['hidden'] and p.ndim == 2 and min(p.shape) > group['rank']
@@ -115,16 +109,10 @@ class Muon(torch.optim.Optimizer):
     def _groups(self, hidden):
         return [group for group in self.param_groups if group['hidden'] == hidden]
 
-    def step(self,
-        closure=None, # evaluates the loss again, as torch's optimizers have it
-    ): # the closure's loss
+    def step(self):
         "Step every parameter that has a gradient"
-        loss = None
-        if closure:
-            with torch.enable_grad(): loss = closure()
         for hidden, part in self.parts.items():
             # They may have been replaced, by `load_state_dict`.
             part.param_groups = self._groups(hidden)
             part.state = self.state
             part.step()
-        return loss

@@ -33,27 +33,18 @@ def param_groups(
     "Weights of linear layers decay; norms, biases, embeddings (a tied head too), filters, rates do not"
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     linear = {id(m.weight) for m in model.modules() if isinstance(m, (nn.Linear, BitLinear))} - embeddings
-    layers = range(n_layers + 2) if n_layers else [0]
-    groups = {
-        (layer, decay, hidden): dict(weight_decay=decay, layer=layer, params=[], names=[])
-        for layer in layers
-        for decay in (weight_decay, 0.)
-        for hidden in ((True, False) if by_hidden else (False,))
-    }
+    groups = {}
     for name, p in model.named_parameters():
-        if not p.requires_grad:
-            continue
+        if not p.requires_grad: continue
         layer = _layer_index(name, n_layers + 1) if n_layers else 0
+        decay = weight_decay if id(p) in linear else 0.
         hidden = by_hidden and id(p) in linear and not name.startswith('head.')
-        group = groups[layer, weight_decay if id(p) in linear else 0., hidden]
+        new = dict(weight_decay=decay, layer=layer, params=[], names=[])
+        group = groups.setdefault((layer, -decay, not hidden), new)
+        if by_hidden: group['hidden'] = hidden
         group['params'].append(p)
         group['names'].append(name)
-    if by_hidden:
-        for (_, _, hidden), group in groups.items():
-            group['hidden'] = hidden
-    if n_layers or by_hidden:
-        return [group for group in groups.values() if group['params']]
-    return list(groups.values())
+    return [groups[key] for key in sorted(groups)]
 
 # %% ../../nbs/60_optimizers.ipynb #c7637faa
 # Of Lion: Chen et al. 2023, §4. Of AdamW: the usual choice for language models.
@@ -81,14 +72,8 @@ class Lion8(torch.optim.Optimizer):
                 raise UserError(f'Parameter {i} is {str(p.dtype)[6:]}: Lion8 takes fp32 and bf16.')
 
     @torch.no_grad()
-    def step(self,
-        closure=None, # evaluates the loss again, as torch's optimizers have it
-    ): # the closure's loss
+    def step(self):
         "Step every parameter that has a gradient"
-        loss = None
-        if closure:
-            with torch.enable_grad():
-                loss = closure()
         for i, (p, group) in enumerate((p, g) for g in self.param_groups for p in g['params']):
             if p.grad is None:
                 continue
@@ -98,7 +83,6 @@ class Lion8(torch.optim.Optimizer):
                 state['step'] = torch.zeros((), dtype=torch.int64, device='cpu')
             state['step'] += 1
             self.update(p, state, group, hash_key(self.seed, i, int(state['step'])))
-        return loss
 
     def update(self, p, state, group, seed):
         lr, betas, weight_decay = group['lr'], group['betas'], group['weight_decay']
