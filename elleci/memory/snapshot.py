@@ -11,7 +11,7 @@ import functools, pickle, pickletools, re
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 import numpy as np
 from ..core import GiB, UserError, atomic_write, fmt_bytes, require
 from ..files import read_limited
@@ -100,13 +100,12 @@ def check_output(
     suffixes:tuple,  # that its name may have, with the dot
     what:str,        # is to be written, for the message
 )->Path:
-    "The path; `UserError` for another suffix, a folder that is absent, or a folder where the file should be"
+    "The path; `UserError` for another suffix, or a folder that is absent"
     path = Path(path)
     if path.suffix.lower() not in suffixes:
         raise UserError(f'{path} is no name for {what}: give one that ends in {" or ".join(suffixes)}.')
     if not path.parent.is_dir():
         raise UserError(f'{path} cannot be written: the folder {path.parent} does not exist; make it first.')
-    if path.is_dir(): raise UserError(f'{path} is a folder: give the name of a file.')
     return path
 
 
@@ -158,7 +157,6 @@ class Snapshot:
     frames:list           # (n,) of tuples of (name, filename, line), the innermost first
     # of dicts with `address`, `total_size`, `blocks` [(address, size, requested, state, frames)]
     segments:list
-    settings:dict         # of the allocator, as far as recorded
 
     def summary(self):
         held = sum(s['total_size'] for s in self.segments)
@@ -194,7 +192,6 @@ def _schema():
     class File(msgspec.Struct):
         segments:list[Segment]
         device_traces:list[list[Entry]] = []
-        allocator_settings:Any = None
     return File, Frame
 
 # %% ../../nbs/12_snapshot.ipynb #b55def91
@@ -229,7 +226,6 @@ def snapshot_from_dict(
             raise msgspec.ValidationError('blocks do not add up to their segment')
         segments.append(dict(address=s.address, total_size=s.total_size, blocks=blocks))
     entries, raw = histories[device], (data.get('device_traces') or [[]])[device]
-    settings = file.allocator_settings
     return Snapshot(
         device=device,
         actions=[e.action for e in entries],
@@ -237,7 +233,6 @@ def snapshot_from_dict(
         sizes=np.array([e.size for e in entries], np.int64),
         frames=[frames(e) for e in raw],
         segments=segments,
-        settings=settings if isinstance(settings, dict) else {},
     )
 
 # %% ../../nbs/12_snapshot.ipynb #58c99c08

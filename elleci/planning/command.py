@@ -14,7 +14,7 @@ from ..commands import elleci_memory  # noqa: F401
 from ..config import resolve_config
 from ..memory.ledger import CARDS, box_note, card_bytes, card_key, card_overhead, parse_bytes
 from ..memory.snapshot import check_output, write_snapshot
-from ..memory.timeline import trace_timeline, write_timeline_html
+from ..memory.timeline import write_timeline_html
 from .account import Account, account, advice, as_dict, draw_timeline, report
 from .account import train_overrides
 from .cost import cost_as_dict, cost_lines, cost_table, training_cost
@@ -34,7 +34,7 @@ def _save(ax, path):
 def _write_files(a, limit, html, snapshot, title):
     "The timeline and the snapshot, where they were asked for; stderr says where they are"
     if html:
-        write_timeline_html(html, trace_timeline(a.trace, a.replay, title, limit, a.context))
+        write_timeline_html(html, a, limit=limit, title=title)
         print(f'the timeline is in {html}: open it in a browser', file=sys.stderr)
     if snapshot:
         write_snapshot(snapshot, a.trace, a.replay)
