@@ -633,37 +633,34 @@ def _site(frame, thread:int)->Site:
     return Site(*first) if first else Site('unknown', 0)
 
 # %% ../../nbs/13_measure_leaks.ipynb #fc1b8aeb
-def _names_of_locals():
-    "{id of a value: text} for the local variables of all functions that are running"
-    named = {}
+def _roots()->list: # (value, text)
+    "The local variables of all functions that are running, by name, and the modules' dictionaries"
+    found = []
     for frame in sys._current_frames().values():
         while frame is not None:
             code = frame.f_code
-            if code.co_flags & 1 and code.co_filename != _names_of_locals.__code__.co_filename:
+            found.append((frame.f_globals, ''))
+            if code.co_flags & 1 and code is not _roots.__code__:
                 values = frame.f_locals
-                for name, value in values.items():
-                    named.setdefault(id(value), f'`{name}`, a local of `{code.co_name}()`')
+                found += [(v, f'`{name}`, a local of `{code.co_name}()`') for name, v in values.items()]
                 # Up to Python 3.12 this is a copy, which would hold what we are looking for.
                 if sys.version_info < (3, 13): values.clear()
             frame = frame.f_back
-    return named
+    return found
 
 # %% ../../nbs/13_measure_leaks.ipynb #0a59661b
 def _key_of(mapping, value): return next((k for k, v in mapping.items() if v is value), None)
 
 
-def _named_root(parent, child, below): # text, or None where the parent has no name by itself
+def _name_of(parent, child, below): # text, or None where it has none
     "How a module, a class or a closure calls `child`, through which it refers to `below`"
-    name = None
     if isinstance(parent, dict) and '__builtins__' in parent:
-        name, text = _key_of(parent, child), f"a global of `{parent.get('__name__')}`"
-    elif isinstance(parent, type):
-        name, text = _key_of(vars(parent), below), 'an attribute of the class'
-        if name: name = f'{parent.__name__}.{name}'
-    elif isinstance(parent, types.FunctionType) and parent.__closure__ is child:
-        cells = dict(zip(parent.__code__.co_freevars, child))
-        name, text = _key_of(cells, below), f'in the closure of `{parent.__qualname__}`'
-    return f'`{name}`, {text}' if name else None
+        return f"`{_key_of(parent, child)}`, a global of `{parent.get('__name__')}`"
+    if isinstance(parent, type) and (name := _key_of(vars(parent), below)):
+        return f'`{parent.__name__}.{name}`, an attribute of the class'
+    if isinstance(parent, types.FunctionType) and parent.__closure__ is child:
+        name = _key_of(dict(zip(parent.__code__.co_freevars, child)), below)
+        return f'`{name}`, in the closure of `{parent.__qualname__}`'
 
 
 def _link(parent, child)->str:
@@ -673,45 +670,32 @@ def _link(parent, child)->str:
     name = _key_of(getattr(parent, '__dict__', {}), child)
     return f'`{name}` of a `{type(parent).__name__}`' if name else f'a `{type(parent).__name__}`'
 
+
+def _way_to(found)->str:
+    "The nearest name above an object, and what lies between; `found` is (object, the same for its parent)"
+    way, before, links = [], None, []
+    while isinstance(found, tuple):
+        way.insert(0, found[0])
+        found = found[1]
+    name = found
+    for parent, child, below in zip(way, way[1:], [*way[2:], None]):
+        is_inside = isinstance(before, type) or any(isinstance(x, types.CellType) for x in (parent, child))
+        if nearer := _name_of(parent, child, below): name, links = nearer, []
+        elif not is_inside: links.append(_link(parent, child))
+        before = parent
+    return name + (f" ({' → '.join(links)})" if links else '')
+
 # %% ../../nbs/13_measure_leaks.ipynb #b0f6d9ef
-def _holder_of(targets:list, locals_, ignored, levels:int=8)->str: # '' where no name was found
-    "Who refers to one of the targets, by the nearest name"
-    for target in targets:
-        if id(target) in locals_: return locals_[id(target)]
-    level = [(target, None, []) for target in targets]
-    seen = {id(target) for target in targets} | ignored | {id(targets)}
-    for _ in range(levels):
-        above, children = [], [child for child, *_ in level]
-        seen |= {id(level), id(above), id(children)} | {id(entry) for entry in level}
-        for parent in gc.get_referrers(*children):
-            if id(parent) in seen or isinstance(parent, types.FrameType | types.ModuleType): continue
-            seen.add(id(parent))
-            inside = {id(x) for x in gc.get_referents(parent)}
-            child, below, way = next(entry for entry in level if id(entry[0]) in inside)
-            name = _named_root(parent, child, below)
-            if name: return _on_the_way(name, way[isinstance(parent, type):])
-            in_closure = any(isinstance(x, types.CellType) for x in (parent, child))
-            if not in_closure: way = [_link(parent, child), *way]
-            if id(parent) in locals_: return _on_the_way(locals_[id(parent)], way)
-            above.append((parent, child, way))
-        level = above[:50]
-        if not level: break
-    return ''
-
-
-def _on_the_way(name, links): return name + (f" ({' → '.join(links)})" if links else '')
-
-# %% ../../nbs/13_measure_leaks.ipynb #6bbca8f4
 def _storage_key(t:Tensor): # a number, or None where the tensor has no storage (sparse and nested ones)
     "What identifies the storage of a tensor"
     try: return t.untyped_storage()._cdata
     except (NotImplementedError, RuntimeError): return None
 
 
-def _saved_storages(tensor:Tensor, storages:set, seen:set, most:int=50_000)->dict:
-    "Which of the storages the tensor's graph keeps for the backward pass, and for which operator"
+def _saved_storages(tensor:Tensor, seen:set)->dict:
+    "For each storage that the tensor's graph keeps, the operator that has saved it, `seen` nodes left out"
     todo, found = [tensor.grad_fn], {}
-    while todo and len(seen) < most:
+    while todo:
         node = todo.pop()
         if node is None or node in seen: continue
         seen.add(node)
@@ -719,48 +703,33 @@ def _saved_storages(tensor:Tensor, storages:set, seen:set, most:int=50_000)->dic
             if not name.startswith('_saved_') and name != 'saved_tensors': continue
             try: saved = tree_leaves(getattr(node, name))
             except (RuntimeError, AttributeError): continue     # freed by a backward pass
-            for key in storages & {_storage_key(t) for t in saved if isinstance(t, Tensor)}:
-                found.setdefault(key, node.name())
+            for t in saved:
+                if isinstance(t, Tensor): found.setdefault(_storage_key(t), node.name())
         todo += [n for n, _ in node.next_functions]
     return found
 
-# %% ../../nbs/13_measure_leaks.ipynb #06722693
-def _referred_to(tensors:list, locals_)->set: # of ids
-    "Those to which something in Python refers, beside this list"
-    ids = {id(t) for t in tensors}
-    found = ids & locals_.keys()
-    for parent in gc.get_objects():
-        if parent is not tensors and type(parent) is not types.FrameType:
-            found |= ids.intersection(map(id, gc.get_referents(parent)))
-    return found
-
-
-def _holders(groups:list, most:int=9)->list: # for each: text, '' where it can't be told
-    "Who keeps them alive: a tensor's nearest name, or that of a graph that has saved one of them"
-    tensors = [t for t in gc.get_objects() if issubclass(type(t), Tensor)]
-    locals_, ignored = _names_of_locals(), {id(tensors)}
-    referred_to = _referred_to(tensors, locals_)
-    keys = [_storage_key(t) for t in tensors]
-    found = []
-    for group in groups:
-        newest = [t for t, key in zip(tensors, keys) if key in group][-most:]
-        ours = [t for t in newest if id(t) in referred_to]
-        ignored |= {id(newest), id(ours)}
-        found.append(_holder_of(ours, locals_, ignored) if ours else '')
-    seen = set()
-    for t in tensors:
-        if id(t) not in referred_to or t.grad_fn is None: continue
-        wanted = set().union(*(group for group, holder in zip(groups, found) if not holder))
-        if not wanted: break
-        before = set(seen)
-        operators = _saved_storages(t, wanted, seen)
-        name = _holder_of([t], locals_, ignored) if operators else ''
-        # Another tensor, with a name, may lead to the same nodes.
-        if operators and not name: seen = before
-        for i, group in enumerate(groups):
-            key = next(iter(group & operators.keys()), None)
-            if name and not found[i] and key: found[i] = f'the graph of {name}, for {operators[key]}'
-    return found
+# %% ../../nbs/13_measure_leaks.ipynb #6bbca8f4
+def _holders(groups:list, levels:int=10)->list: # for each: text, '' where it can't be told
+    "Who keeps one of these storages alive: a tensor's nearest name, or that of a graph that has saved it"
+    level = _roots()
+    group_of = {key: i for i, group in enumerate(groups) for key in group}
+    by_name, by_graph = {}, {}
+    seen, nodes = set(), set()
+    while level and levels and not by_name.keys() | by_graph.keys() >= set(group_of.values()):
+        below = []
+        for found in level:
+            value = found[0]
+            if id(value) in seen: continue
+            seen.add(id(value))
+            if issubclass(type(value), Tensor):
+                by_name.setdefault(group_of.get(_storage_key(value)), found)
+                for key, operator in _saved_storages(value, nodes).items():
+                    by_graph.setdefault(group_of.get(key), (found, operator))
+            below += [(x, found) for x in gc.get_referents(value)
+                      if gc.is_tracked(x) and type(x) is not types.FrameType]
+        level, levels = below, levels - 1
+    graphs = {i: f'the graph of {_way_to(found)}, for {name}' for i, (found, name) in by_graph.items()}
+    return [_way_to(by_name[i]) if i in by_name else graphs.get(i, '') for i in range(len(groups))]
 
 # %% ../../nbs/13_measure_leaks.ipynb #ce02e741
 class LeakDetector(TorchDispatchMode):
@@ -812,9 +781,9 @@ class LeakDetector(TorchDispatchMode):
         return [leak._replace(holder=holder) for leak, holder in zip(found, holders)]
 
     def _larger_storages(self, site):
-        "The larger ones of those alive that were made at `site`"
+        "The larger ones of the newest that were made at `site`"
         alive = {key: n for key, (_, where, n) in list(self.storages.items()) if where == site}
-        return {key for key, n in alive.items() if 2*n > max(alive.values())}
+        return {key for key, n in [*alive.items()][-9:] if 2*n > max(alive.values())}
 
 # %% ../../nbs/13_measure_out_of_memory.ipynb #1d2a9c63
 import traceback
