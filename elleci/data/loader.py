@@ -6,8 +6,7 @@
 __all__ = ['PATTERN_ROWS', 'interleave', 'Mixture', 'check_same_data', 'make_mixture', 'StepData', 'StepDataset', 'make_loader', 'open_data']
 
 # %% ../../nbs/74_mixing.ipynb #a56654d6
-import contextlib, math, multiprocessing, os, signal, threading, zlib
-import multiprocessing.resource_tracker
+import math, signal, zlib
 from bisect import bisect_right
 from dataclasses import dataclass
 from pathlib import Path
@@ -246,15 +245,6 @@ class StepDataset(torch.utils.data.Dataset):
     "Optimizer step i, from 1, as `StepData`; `UserError` is returned instead of raised"
     mix:Mixture   # of rows as long as the longest of the run
     train:TrainConfig
-    rank:int=0    # of this process, which gets micro-batches rank, rank + world_size, …
-    world_size:int=1 # processes
-
-    def __post_init__(self):
-        if self.train.grad_accum_steps % self.world_size:
-            raise UserError(
-                f'{self.train.grad_accum_steps} micro-batches cannot be shared by {self.world_size} '
-                'processes: let grad_accum_steps be a multiple.'
-            )
 
     def __getitem__(self, i):
         shape = step_shape(self.train, i)
@@ -263,35 +253,13 @@ class StepDataset(torch.utils.data.Dataset):
         # A worker process would wrap a raised error in another type; returned, it arrives as it is.
         try: tensors = self.mix.read(first, stop)
         except UserError as e: return e
-        parts = [t.view(-1, shape.seq_len).split(shape.batch_size) for t in tensors]
-        micro_batches = list(zip(*parts))[self.rank::self.world_size]
-        return StepData(micro_batches, self.mix.notices(first, stop), self.mix.state(stop))
-
-# %% ../../nbs/74_mixing.ipynb #db105f2c
-@contextlib.contextmanager
-def _signals_blocked():
-    "Block Ctrl-C and termination: a process started meanwhile inherits that, until it can ignore them itself"
-    # Windows has no such mask.
-    if not hasattr(signal, 'pthread_sigmask'):
-        yield
-        return
-    # The resource tracker would unblock the signals if it were started by the first worker.
-    multiprocessing.resource_tracker.ensure_running()
-    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-    try: yield
-    finally: signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
+        micro_batches = zip(*(t.view(-1, shape.seq_len).split(shape.batch_size) for t in tensors))
+        return StepData(list(micro_batches), self.mix.notices(first, stop), self.mix.state(stop))
 
 # %% ../../nbs/74_mixing.ipynb #04963338
-def _end_with_parent():
-    "End this process when its parent is gone, even if it was killed before torch's own watchdog watches"
-    multiprocessing.parent_process().join()
-    os._exit(1)
-
-
 def _init_worker(worker_id):
-    "Leave Ctrl-C and a termination of the whole group to the process that trains, and end when it ends"
+    "Leave Ctrl-C and a termination of the whole group to the process that trains"
     for number in (signal.SIGINT, signal.SIGTERM): signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
 
 # %% ../../nbs/74_mixing.ipynb #d1b41a43
 def make_loader(
@@ -299,8 +267,6 @@ def make_loader(
     train:TrainConfig, # its `num_workers`
     global_step:int=0, # optimizer steps made so far
     pin_memory:bool=False, # page-locked memory, from which a GPU fetches by itself
-    rank:int=0,        # of this process, see `StepDataset`
-    world_size:int=1,  # processes
 ): # yields `StepData` of steps global_step + 1 … train.steps
     "The batches of a run from the next step on, made ahead of time where `train.num_workers` is not 0"
     num_workers = train.num_workers
@@ -308,7 +274,7 @@ def make_loader(
     if mix.stream_states(): num_workers = min(num_workers, 1)
     options = dict(multiprocessing_context='spawn', prefetch_factor=2, worker_init_fn=_init_worker)
     loader = torch.utils.data.DataLoader(
-        StepDataset(mix, train, rank, world_size),
+        StepDataset(mix, train),
         batch_size=None,
         sampler=range(global_step + 1, train.steps + 1),
         num_workers=num_workers,
@@ -317,8 +283,7 @@ def make_loader(
         generator=torch.Generator(),
         **(options if num_workers else {}),
     )
-    with _signals_blocked() if num_workers else contextlib.nullcontext(): steps = iter(loader)
-    for step in steps:
+    for step in loader:
         if isinstance(step, UserError): raise step
         yield step
 

@@ -6,15 +6,15 @@
 __all__ = ['pretokenize']
 
 # %% ../../nbs/72_prepare.ipynb #cf99fe12
-import datetime, json, sys
+import json, sys
 from pathlib import Path
 from ..config import ModelConfig
-from ..core import UserError, atomic_write, markdown_text
+from ..core import UserError, atomic_write
 from ..commands import elleci_pretokenize  # noqa: F401
 from .sources import SkippedRows, data_settings, iter_documents, mean_shares
 from .sources import parse_spec, train_tokenizer_on, unread_files
 from .shards import Part, Shards, begin_folder, text_size, write_shards
-from .tokenizer import TOKENIZERS, encode_documents, load_tokenizer, num_used_entries
+from .tokenizer import TOKENIZERS, encode_documents, load_tokenizer
 from ..toml import to_toml
 
 # %% ../../nbs/72_prepare.ipynb #1f088c53
@@ -54,34 +54,24 @@ def _limits(sources, shares, tok, max_tokens, max_bytes):
     return limits
 
 # %% ../../nbs/72_prepare.ipynb #077d7799
-def _write_card(out, recipe, settings, limits, shards, tok):
-    "CARD.md says what a prepared folder holds and where it is from, card.json the same of each source"
+def _write_card(out, recipe, settings, limits, shards):
+    "card.json says what a prepared folder holds, and where each source is from"
     shares, sources = mean_shares(settings['data'], settings['mix']), {}
-    rows, notes = [], []
     for name, spec in settings['data']:
-        index, tokens, documents = shards[name].index, shards[name].num_tokens, shards[name].num_documents
-        size, skipped = sum(entry.text_bytes for entry in index.shards), index.skipped[name]
-        sources[name] = dict(spec=spec, documents=documents, bytes=size, tokens=tokens, rows=skipped.rows,
-                             skipped=skipped.counts, fingerprint=shards[name].fingerprint)
-        cells = [markdown_text(name), f'{shares[name]:.1%}', f'{documents:,}', f'{size:,}', f'{tokens:,}',
-                 f'{size/tokens:.2f}', f'{skipped.skipped:,}', shards[name].fingerprint]
-        rows.append('| ' + ' | '.join(cells) + ' |')
-        limit = f', at most {limits[name]:,} bytes' if name in limits else ''
-        notes.append(f'- {markdown_text(name)}: {markdown_text(spec)}{limit}')
-        notes += [f'  - skipped, {markdown_text(why)}: {n:,}' for why, n in skipped.counts.items()]
-    for start, weights in settings['mix']:
-        named = ', '.join(f'{name} {weight:g}' for name, weight in weights)
-        notes.append(f'- from {start:.0%} of the run on: {named}')
-    total = sum(source['tokens'] for source in sources.values())
-    lines = [
-        f'# {total:,} tokens of {markdown_text(recipe)}\n',
-        f'Made on {datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d %H:%M} UTC. '
-        f'{num_used_entries(tok):,} of the {tok.get_vocab_size():,} entries of the tokenizer are in use.\n',
-        '| source | share of the mix | documents | bytes | tokens | bytes per token | rows skipped | hash |',
-        '| --- | --: | --: | --: | --: | --: | --: | --- |',
-    ]
-    atomic_write(out/'CARD.md', '\n'.join([*lines, *rows, '', *notes]) + '\n')
-    atomic_write(out/'card.json', json.dumps(dict(sources=sources), indent=1, ensure_ascii=False) + '\n')
+        index, skipped = shards[name].index, shards[name].index.skipped[name]
+        sources[name] = dict(
+            spec=spec,
+            share_of_mix=round(shares[name], 4),
+            documents=shards[name].num_documents,
+            bytes=sum(entry.text_bytes for entry in index.shards),
+            limit=limits.get(name),
+            tokens=shards[name].num_tokens,
+            rows=skipped.rows,
+            skipped=skipped.counts,
+            fingerprint=shards[name].fingerprint,
+        )
+    card = dict(recipe=str(recipe), sources=sources)
+    atomic_write(out/'card.json', json.dumps(card, indent=1, ensure_ascii=False) + '\n')
 
 # %% ../../nbs/72_prepare.ipynb #eccddec4
 def _prepared_recipe(recipe, settings, max_skipped_ratio):
@@ -128,7 +118,7 @@ def pretokenize(
     for name, spec in sources.items():
         if parse_spec(spec).kind == 'shards':
             raise UserError(f'{name} ({spec}) is tokenised already: train on it, or give the text.')
-        if name in ('recipe.toml', 'CARD.md', 'card.json', 'tokenizer.json'):
+        if name in ('recipe.toml', 'card.json', 'tokenizer.json'):
             raise UserError(f'A source is called {name}, as a file that is written here: give another name.')
     tok = _resolve_tokenizer(out, settings, tokenizer, vocab_size, allow_unused_vocab)
     limits = _limits(sources, mean_shares(settings['data'], settings['mix']), tok, max_tokens, max_bytes)
@@ -153,9 +143,9 @@ def pretokenize(
     skipped.check(max_skipped_ratio, '--max-skipped-ratio ')
     if not is_known:
         if is_recipe: atomic_write(out/'recipe.toml', _prepared_recipe(data, settings, max_skipped_ratio))
-        _write_card(out, data, settings, limits, shards, tok)
+        _write_card(out, data, settings, limits, shards)
     for name, s in shards.items():
         rows = s.index.skipped[name].skipped
         print(f'{name}: {s.num_tokens:,} tokens of {s.num_documents:,} documents, {rows:,} rows skipped')
-    print(f'{out} is complete; CARD.md says what is in it. Train with --data {out}')
+    print(f'{out} is complete; card.json says what is in it. Train with --data {out}')
     return shards
