@@ -5,7 +5,7 @@ import contextlib, gc, io, itertools, os, subprocess, sys, tempfile, time
 from dataclasses import replace
 from pathlib import Path
 import torch
-from elleci.config import CHECKPOINTING, PRESETS, config_to_json, preset
+from elleci.config import CHOICES, PRESETS, config_to_json, preset
 from elleci.core import GiB, atomic_write, fmt_bytes, seed_everything
 from elleci.data.tokenizer import save_tokenizer, train_tokenizer
 from elleci.engine.layer_major import make_engine, make_model
@@ -83,7 +83,8 @@ def ways(config):
     in_fp16 = config.preset.startswith(('gpt-', 'chatgot-'))
     return {
         f'{policy}/{name}': replace(config.train, checkpointing=policy, precision=name, **changes)
-        for policy in CHECKPOINTING for name, changes in PRECISIONS.items() if name != 'fp16' or in_fp16
+        for policy in CHOICES['checkpointing']
+        for name, changes in PRECISIONS.items() if name != 'fp16' or in_fp16
     }
 
 def reserved_by_batch(model, train, largest):

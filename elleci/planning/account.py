@@ -391,7 +391,7 @@ def draw_timeline(
 # %% ../../nbs/64_account_advice.ipynb #37deb26d
 import dataclasses, itertools
 from ..core import fmt_count
-from ..config import CHECKPOINTING
+from ..config import CHOICES
 from ..engine.compile import compile_note
 
 # %% ../../nbs/64_account_advice.ipynb #c4a905be
@@ -403,7 +403,7 @@ def _change(what, **fields): return what, fields, _LEAVE_STATES_ALONE.issuperset
 
 def _checkpointing_changes(train):
     "The ordinary step with less and less kept for the backward pass"
-    policies = list(CHECKPOINTING)
+    policies = list(CHOICES['checkpointing'])
     leaner = policies[policies.index(train.checkpointing) + 1:]
     return [_change(f'checkpointing {policy}', checkpointing=policy) for policy in leaner]
 

@@ -243,7 +243,7 @@ def run_in_subprocess(
 
 # %% ../../nbs/65_search.ipynb #4e2a3c1d
 import itertools
-from ..config import CHECKPOINTING
+from ..config import CHOICES
 from ..memory.ledger import state_sizes, weight_sizes
 
 # %% ../../nbs/65_search.ipynb #02966170
@@ -253,7 +253,7 @@ OPTIMIZER_FAMILIES = (('lion', 'lion8'),)
 # What is tried of each setting, beside what the configuration has.
 SEARCHED = dict(
     engine=('grad_accum', 'layer-major'),
-    checkpointing=tuple(CHECKPOINTING),
+    checkpointing=CHOICES['checkpointing'],
     block_inputs_on=('device', 'pinned', 'pageable'),
     weights_on=('device', 'host', 'pageable'),
     states_on=('device', 'host', 'pageable'),
