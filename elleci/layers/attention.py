@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from ..core import UserError, compute_dtype, effective_device_type, linear_dtype
 from ..documents import document_ids
 from ..kernels.document_attention import document_attention
-from ..kernels.sparse_attention import check_sparse_backend, sparse_attention
+from ..kernels.sparse_attention import sparse_attention
 
 # %% ../../nbs/30_attention.ipynb #994defba
 def _pad_heads(x:Tensor, P:int)->Tensor:
@@ -120,7 +120,11 @@ def attention(
         )
     scale = P**-.5 if scale is None else scale
     if density < 1 and Tq == T:
-        check_sparse_backend(density, backend)
+        if backend != 'auto':
+            raise UserError(
+                f"attention_backend is {backend!r} and attention_density {density}: PyTorch's kernels are "
+                "dense; set attention_backend to 'auto', or attention_density to 1."
+            )
         return sparse_attention(q, k, v, seq_idx, scale, density)
     q, k, v = (_pad_heads(t, max(P, Pv)) for t in (q, k, v))
     if Tq < T: backend = 'auto'
