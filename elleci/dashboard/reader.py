@@ -7,7 +7,7 @@ __all__ = ['STALLED_FACTOR', 'STALLED_SECONDS', 'run_tiles', 'Comparison', 'comp
            'find_runs', 'no_run_message', 'status_line', 'watch']
 
 # %% ../../nbs/77_reader.ipynb #398655e5
-import difflib, itertools, math, os, shlex, shutil, statistics, sys, time
+import itertools, math, os, shlex, shutil, statistics, sys, time
 from dataclasses import dataclass
 from pathlib import Path
 from ..core import UserError, fmt_bytes
@@ -241,16 +241,6 @@ def _as_typed(run):
     "The shortest name of a path from the working directory"
     return Path(min(str(run), os.path.relpath(run), key=len))
 
-# %% ../../nbs/77_reader.ipynb #bbff96f1
-def nearest_runs(name, n=5):
-    "Runs that may have been meant: beside the name, in the working directory, above it, and in `runs` there"
-    name = Path(name).expanduser()
-    folders = {folder.resolve() for base in _bases() for folder in (base, base/'runs', (base/name).parent)}
-    runs = sorted((run for folder in folders for run in _runs_in(folder)), key=_last_change, reverse=True)
-    alike = difflib.get_close_matches(name.name, [run.name for run in runs], n)
-    def rank(run): return alike.index(run.name) if run.name in alike else n
-    return [_as_typed(run) for run in sorted(runs, key=rank)[:n]]
-
 # %% ../../nbs/77_reader.ipynb #a10bae71
 def find_runs(
     name:str|Path|list, # a run's folder, a folder of runs, or a list of such
@@ -263,8 +253,11 @@ def find_runs(
     return [_as_typed(run) for run in next(filter(None, found), [])[:MAX_RUNS]]
 
 def no_run_message(name):
-    "That there is no run, and which are near"
-    near = ', '.join(map(str, nearest_runs(name)))
+    "That there is no run, and the newest beside it, in the working directory, above it, and in `runs` there"
+    bases, beside = _bases(), Path(name).expanduser().parent
+    folders = {folder.resolve() for base in bases for folder in (base, base/'runs', base/beside)}
+    runs = sorted((run for folder in folders for run in _runs_in(folder)), key=_last_change, reverse=True)
+    near = ', '.join(str(_as_typed(run)) for run in runs[:5])
     remedy = f'The nearest: {near}.' if near else 'Give the folder that elleci_train was given as --out.'
     return printable(f'{name} holds no run. {remedy}')
 

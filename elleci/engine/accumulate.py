@@ -132,9 +132,7 @@ def autocast(
     return torch.autocast(autocast_device(device), AUTOCAST_DTYPES[precision])
 
 # %% ../../nbs/60_grad_accum.ipynb #d34ef9c2
-def fp32_gradients(
-    model:nn.Module,
-):
+def fp32_gradients(model:nn.Module):
     "Let gradients of half-precision weights accumulate in fp32"
     for p in model.parameters():
         if p.dtype in (torch.bfloat16, torch.float16): p.grad_dtype = torch.float32
@@ -261,9 +259,7 @@ def grad_accum_step(
 
 # %% ../../nbs/60_grad_accum.ipynb #86ce7e47
 @contextlib.contextmanager
-def eval_mode(
-    model:nn.Module,
-):
+def eval_mode(model:nn.Module):
     "Within it the model is in evaluation mode"
     was_training = model.training
     model.eval()

@@ -42,9 +42,7 @@ def params_by_unit(
     return {unit: [p for first_unit, p in owner.values() if first_unit == unit] for unit in units(model)}
 
 # %% ../../nbs/59_checks.ipynb #7ff3fb88
-def uses_rng(
-    module:nn.Module,
-)->bool:
+def uses_rng(module:nn.Module)->bool:
     "Whether any part of `module` draws random numbers: a dropout, or one that declares `uses_rng = True`"
     def draws(m):
         if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0: return True

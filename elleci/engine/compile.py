@@ -34,9 +34,7 @@ def _compiler_settings():
     finally: logging.disable(disabled_before)
 
 # %% ../../nbs/59_compile.ipynb #8708ffc4
-def _compiler_error(
-    error:Exception,
-): # an exception of torch.compile; None where the block itself has failed
+def _compiler_error(error): # an exception of torch.compile; None where the block itself has failed
     "Why a block could not be compiled; what is imported takes seconds, so late"
     from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
     # Where tracing ends within a context manager, PyTorch complains of what that has left.
@@ -173,9 +171,7 @@ def configure_model(
     choose_kernels(model, train.attention_backend, train.scan_backend)
 
 # %% ../../nbs/59_compile.ipynb #fa41fe63
-def compile_note(
-    train:TrainConfig,
-)->str: # a line, or nothing
+def compile_note(train:TrainConfig)->str: # a line, or nothing
     "What an account of bytes does not see of a compiled step"
     if train.compile == 'none': return ''
     graphs = ', CUDA graphs keep their tensors between the steps' if train.compile != 'default' else ''

@@ -104,12 +104,10 @@ def _document_cumsum(log_a:Tensor, doc_ids:Tensor)->tuple[Tensor, Tensor, Tensor
     return log_a @ same.mT.double(), same.double(), mask
 
 # %% ../../nbs/21_ssd_cpu.ipynb #59e1cc1b
-def _chunk_doc_ids(
-    doc_ids:Tensor|None, # (b, T) document ids; None: one document
-    span:tuple[int, int, int],
-    device:torch.device,
-)->tuple[Tensor, Tensor]: # (b, n, Q) inside the chunks; (b, n+1) before each and after the last
+def _chunk_doc_ids(doc_ids:Tensor|None, span:tuple, device:torch.device)->tuple[Tensor, Tensor]:
     "Document ids of a block; where there is one document, one row serves all"
+    # doc_ids (b, T), None: one document; gives (b, n, Q) inside the chunks; (b, n+1) before each and after
+    # the last
     start, stop, Q = span
     if doc_ids is None:
         inside = torch.zeros(1, 1, Q, dtype=torch.long, device=device)

@@ -78,16 +78,10 @@ def check_attention_backend(
         )
 
 # %% ../../nbs/30_attention.ipynb #e20d3a1a
-def _masked_attention(
-    q:Tensor, # (B, H, Tq, P)
-    k:Tensor, # (B, H, T, P)
-    v:Tensor, # (B, H, T, P)
-    mask:Tensor|None, # bool, broadcasts to (B, H, Tq, T)
-    is_causal:bool,   # instead of a mask
-    scale:float,      # of the scores
-    backend:str,      # a key of `ATTENTION_BACKENDS`
-)->Tensor: # (B, H, Tq, P)
+def _masked_attention(q, k, v, mask, is_causal, scale, backend):
     "PyTorch's attention, by the kernel that is asked for"
+    # q (B, H, Tq, P); k, v (B, H, T, P); mask bool, broadcasts to (B, H, Tq, T), None: none; is_causal
+    # instead of a mask; backend a key of `ATTENTION_BACKENDS`; gives (B, H, Tq, P)
     if backend == 'math':
         # Called by name, so that a dry run on meta tensors sees all of its scores.
         if mask is not None: mask = torch.where(mask, q.new_zeros(()), q.new_full((), -torch.inf))

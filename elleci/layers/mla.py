@@ -16,17 +16,11 @@ from .cache import LayerCache
 from .norm import RMSNorm, project
 
 # %% ../../nbs/31_mla.ipynb #e5052ae1
-def _absorbed_attention(
-    q_nope:Tensor, # (B, T, H, nope) queries of the last T of S positions
-    q_rope:Tensor, # (B, T, H, rope) rotated
-    latent:Tensor, # (B, S, r)
-    k_rope:Tensor, # (B, S, rope) rotated
-    w_uk:Tensor,   # (H, nope, r)
-    w_uv:Tensor,   # (H, v, r)
-    scale:float,   # of the scores
-    visible:Tensor|None=None, # (1 or B, T, S) bool: what each query may see; None: everything
-)->Tensor: # (B, T, H, v) in latent's dtype
+def _absorbed_attention(q_nope, q_rope, latent, k_rope, w_uk, w_uv, scale, visible=None):
     "Attention to latents whose keys and values are never built (arXiv 2405.04434, §2.1.2)"
+    # q_nope (B, T, H, nope), q_rope (B, T, H, rope) rotated: queries of the last T of S positions; latent
+    # (B, S, r), k_rope (B, S, rope) rotated; w_uk (H, nope, r), w_uv (H, v, r); visible (1 or B, T, S) bool,
+    # what each query may see, None: everything; gives (B, T, H, v) in latent's dtype
     B, T, H, _ = q_nope.shape
     # Products of three dimensions: one for each head, or one for each row with all of its heads.
     q = torch.bmm(q_nope.flatten(0, 1).transpose(0, 1), w_uk).transpose(0, 1).reshape(B, T*H, -1)
@@ -77,16 +71,10 @@ def rope_table(
     return cache.once(x.shape[1], f'rope of {width}, {compute_dtype(x)}', compute)
 
 # %% ../../nbs/31_mla.ipynb #66d23a76
-def _expanded_attention(
-    m:nn.Module,   # an `MLA`
-    q_nope:Tensor, # (B, T, H, nope) queries of the last T of S positions
-    q_rope:Tensor, # (B, T, H, rope) rotated
-    latent:Tensor, # (B, S, r) normalised
-    k_rope:Tensor, # (B, S, rope) rotated
-    seq_idx:Tensor|None, # (B, S)
-    density:float=1., # of the blocks of keys that are seen; with a cache all are
-)->Tensor: # (B, T, H, v)
+def _expanded_attention(m, q_nope, q_rope, latent, k_rope, seq_idx, density=1.):
     "Attention with keys and values built from the latents (arXiv 2405.04434, eqs. 10, 11 and 16 to 18)"
+    # m an `MLA`; latent (B, S, r) normalised; seq_idx (B, S); density of the blocks of keys that are seen
+    # (all with a cache); the others as in `_absorbed_attention`; gives (B, T, H, v)
     c = m.cfg
     kv = m.kv_up(latent).unflatten(-1, (c.n_attn_heads, -1))
     k_nope, v = kv.split([c.qk_nope_head_dim, c.v_head_dim], -1)
@@ -104,31 +92,20 @@ def _split_weight(m:nn.Module, dtype:torch.dtype)->tuple:
     return w.split([c.qk_nope_head_dim, c.v_head_dim], 1)
 
 # %% ../../nbs/31_mla.ipynb #d95beaf0
-def _decode_attention(
-    m:nn.Module,   # an `MLA`
-    q_nope:Tensor, # (B, T, H, nope) queries of the last T of S positions
-    q_rope:Tensor, # (B, T, H, rope) rotated
-    latent:Tensor, # (B, S, r) normalised, as `kv_up` multiplies them
-    k_rope:Tensor, # (B, S, rope) rotated
-    cache:LayerCache,
-    visible:Tensor|None, # (1 or B, T, S) bool: what each query may see; None: everything
-)->Tensor: # (B, T, H, v) in q_nope's dtype
+def _decode_attention(m, q_nope, q_rope, latent, k_rope, cache, visible):
     "Attention to the latents themselves, by absorption"
+    # m an `MLA`; latent (B, S, r) normalised, as `kv_up` multiplies them; cache a `LayerCache`; the others as
+    # in `_absorbed_attention`; gives (B, T, H, v) in q_nope's dtype
     w_uk, w_uv = cache.derived(m.kv_up, lambda: _split_weight(m, latent.dtype))
     dtype = torch.promote_types(latent.dtype, w_uk.dtype)
     operands = [t.to(dtype) for t in (q_nope, q_rope, latent, k_rope, w_uk, w_uv)]
     return _absorbed_attention(*operands, score_scale(m.cfg), visible).to(q_nope.dtype)
 
 # %% ../../nbs/31_mla.ipynb #b18c0343
-def _cached_attention(
-    m:nn.Module,   # an `MLA`
-    q_nope:Tensor, # (B, T, H, nope)
-    q_rope:Tensor, # (B, T, H, rope) rotated
-    latent:Tensor, # (B, T, r) normalised
-    k_rope:Tensor, # (B, T, rope) rotated
-    cache:LayerCache, # these tokens are appended to it
-)->Tensor: # (B, T, H, v)
+def _cached_attention(m, q_nope, q_rope, latent, k_rope, cache):
     "The first tokens of a text attend to each other in expanded form, later ones to all by absorption"
+    # m an `MLA`; latent (B, T, r) normalised, k_rope (B, T, rope) rotated, of the same T tokens as the
+    # queries, are appended to the cache; gives (B, T, H, v)
     T, device = latent.shape[1], latent.device
     is_first, is_padding, visible = cache.length == 0, cache.is_padding(T, device), cache.visible(T, device)
     kept = cache.append(latent=_input_operand(m.kv_up, latent), k_rope=k_rope)

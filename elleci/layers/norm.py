@@ -24,9 +24,7 @@ class KeepsFp32(nn.Module):
             for child in self.children(): child._apply(fn)
         return super()._apply(move_but_keep_fp32, recurse=False)
 
-    def fp32_parameter(self,
-        *shape:int,
-    )->nn.Parameter: # uninitialised, fp32 or wider
+    def fp32_parameter(self, *shape:int)->nn.Parameter: # uninitialised, fp32 or wider
         "A parameter that stays in fp32"
         dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
         return nn.Parameter(torch.empty(shape, dtype=dtype))

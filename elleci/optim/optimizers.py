@@ -119,9 +119,7 @@ def make_optimizer(
     return require('lion_pytorch', 'train with the Lion optimizer').Lion(groups, **settings)
 
 # %% ../../nbs/60_optimizers.ipynb #51778018
-def state_bytes(
-    optimizer:torch.optim.Optimizer,
-)->int: # bytes
+def state_bytes(optimizer:torch.optim.Optimizer)->int: # bytes
     "Bytes of all tensors in the optimizer's state, and of those that it keeps once for all parameters"
     tensors = [t for state in optimizer.state.values() for t in state.values() if torch.is_tensor(t)]
     return sum(t.nbytes for t in [*tensors, *getattr(optimizer, 'shared_tensors', ())])
