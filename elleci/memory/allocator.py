@@ -606,26 +606,20 @@ class _Trace(TypedDict):
 def load_trace(
     path:str|Path, # *.json.gz with `events` [[action, address, bytes], …], `segments`, `settings`
 )->dict:
-    "Read a recorded allocator trace; `UserError` for what is none, or has settings that are not modelled"
+    "Read a recorded allocator trace; `UserError` for what is none, or wasn't recorded with the defaults"
     msgspec = require('msgspec', 'read recorded traces')
     try:
         trace = json.loads(gzip.decompress(Path(path).read_bytes()))
         msgspec.convert(trace, _Trace)
+        if (trace.get('settings') or {}).get('PYTORCH_CUDA_ALLOC_CONF'): raise ValueError('other settings')
+        for s in trace['segments']:
+            sizes = [size for size, *_ in s['blocks']]
+            if s['stream']: raise ValueError('several streams')
+            if sum(sizes) != s['total_size'] or min(sizes, default=0) <= 0:
+                raise ValueError('blocks do not fill their segment')
     except (OSError, EOFError, ValueError, zlib.error, msgspec.ValidationError) as e:
         raise UserError(f'{path} cannot be read as an allocator trace ({e}): give a .json.gz with `events` '
-                        'and `segments`.') from None
-    for s in trace['segments']:
-        sizes = [size for size, *_ in s['blocks']]
-        if sum(sizes) != s['total_size'] or min(sizes, default=0) <= 0:
-            raise UserError(f'{path} contradicts itself: blocks do not fill their segment; record it again.')
-    settings = trace.get('settings') or {}
-    divisions = settings.get('roundup_power2_divisions') or {}
-    other = [k for k in ('expandable_segments', 'garbage_collection_threshold') if settings.get(k)]
-    if 0 <= settings.get('max_split_size', -1) < 2**63: other.append('max_split_size')
-    if any(divisions.values()): other.append('roundup_power2_divisions')
-    if other or any(s['stream'] for s in trace['segments']):
-        raise UserError(f"{path} was recorded with {', '.join(other) or 'other streams'}: record stream 0, "
-                        "with the allocator's default settings.")
+                        "and `segments` of stream 0, recorded with the allocator's defaults.") from None
     return trace
 
 # %% ../../nbs/12_allocator_traces.ipynb #88655fff

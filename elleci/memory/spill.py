@@ -22,12 +22,9 @@ class Ram:
     cgroup_limit:int|None=None # bytes that a container may take; None: no limit
 
 # %% ../../nbs/13_spill.ipynb #9801baed
-def is_wsl(
-    version:str|Path='/proc/version', # the kernel's version, as a file
-)->bool:
-    "Whether this Linux runs under WSL"
-    try: return 'microsoft' in Path(version).read_text(errors='replace').lower()
-    except OSError: return False
+def is_wsl()->bool:
+    "Whether this Linux runs under WSL, by its kernel's version"
+    return 'microsoft' in platform.release().lower()
 
 # %% ../../nbs/13_spill.ipynb #3b803f2d
 def _read_int(path):
@@ -43,35 +40,24 @@ def _cgroup_memory(root):
     folders = [Path(root)]
     try: own = Path('/proc/self/cgroup').read_text()
     except OSError: own = ''
-    # In version 2 the path is the last field of the line that begins with 0.
+    # The path is the last field of the line that begins with 0, which is version 2 of cgroups.
     for line in own.splitlines():
         path = line.split(':', 2)[-1].strip('/')
         if line.startswith('0::') and path:
             folders += [Path(root)/path, *(Path(root)/path).parents]
     for folder in folders:
-        for limit_file, used_file in (
-            ('memory.max', 'memory.current'),
-            ('memory/memory.limit_in_bytes', 'memory/memory.usage_in_bytes'),
-        ):
-            limit, used = _read_int(folder/limit_file), _read_int(folder/used_file)
-            # Version 1 writes a number near 2⁶³ for no limit.
-            if limit is None or used is None or limit >= 2**60: continue
-            free = max(0, limit - used + _page_cache(folder/limit_file))
-            if tightest[1] is None or free < tightest[1]: tightest = limit, free
+        limit, used = _read_int(folder/'memory.max'), _read_int(folder/'memory.current')
+        if limit is None or used is None: continue
+        # Files that the figure counts and that the kernel would give up.
+        stat = folder/'memory.stat'
+        cached = re.search(r'^inactive_file (\d+)$', stat.read_text() if stat.exists() else '', re.M)
+        free = max(0, limit - used + int(cached[1] if cached else 0))
+        if tightest[1] is None or free < tightest[1]: tightest = limit, free
     return tightest
-
-
-def _page_cache(limit_file):
-    "Bytes of files that a cgroup's figure counts and that the kernel would give up"
-    stat = limit_file.parent/'memory.stat'
-    text = stat.read_text() if stat.exists() else ''
-    found = re.search(r'^(?:total_)?inactive_file (\d+)$', text, re.M)
-    return int(found[1]) if found else 0
 
 # %% ../../nbs/13_spill.ipynb #a151a4c0
 def read_ram(
     meminfo:str|Path='/proc/meminfo',
-    version:str|Path='/proc/version',
     cgroup:str|Path='/sys/fs/cgroup',
 )->Ram|None: # None where the system does not say
     "What this process may still take of the machine's RAM"
@@ -82,7 +68,7 @@ def read_ram(
     if len(found) < 2: return None
     limit, free = _cgroup_memory(cgroup)
     available = found['MemAvailable'] if free is None else min(free, found['MemAvailable'])
-    return Ram(found['MemTotal'], available, is_wsl(version), limit)
+    return Ram(found['MemTotal'], available, is_wsl(), limit)
 
 # %% ../../nbs/13_spill.ipynb #09ae52ed
 def ram_remedy(
@@ -156,11 +142,9 @@ def parse_counters(
     return busiest.get('shared usage')
 
 # %% ../../nbs/13_spill.ipynb #bbf77e28
-def powershell(
-    version:str|Path='/proc/version', # as for `is_wsl`
-)->str|None: # a path; None where there is no Windows to ask
+def powershell()->str|None: # a path; None where there is no Windows to ask
     "Windows' PowerShell, on Windows itself or from WSL2"
-    if platform.system() != 'Windows' and not is_wsl(version): return None
+    if platform.system() != 'Windows' and not is_wsl(): return None
     return shutil.which('powershell.exe')
 
 
