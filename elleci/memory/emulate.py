@@ -467,39 +467,31 @@ def _sum_cpu(x, *args, dtype=None, **kwargs):
     return [], []
 
 # %% ../../nbs/09_emulate.ipynb #df08fd08
-class _Tile(NamedTuple):
-    "How the CPU's attention kernel cuts its work"
-    rows:int     # queries in a tile
-    cols:int     # keys in a tile
-    itemsize:int # bytes of a number, which is fp32 at least
-    threads:int  # each has a tile of its own
-
-
-def _attention_tile(q:Tensor, k:Tensor)->_Tile:
-    "The tile that the kernel chooses for these shapes"
+def _attention_tile(q:Tensor, k:Tensor)->tuple: # queries and keys in a tile, bytes of a number, threads
+    "How the CPU's attention kernel cuts its work for these shapes: each thread has a tile, in fp32 at least"
     T, S = q.shape[2], k.shape[2]
     rows = 256 if T >= 768 else 64 if T >= 192 else 32
-    return _Tile(min(T, rows), min(512, S), max(4, q.dtype.itemsize), torch.get_num_threads())
+    return min(T, rows), min(512, S), max(4, q.dtype.itemsize), torch.get_num_threads()
 
 # %% ../../nbs/09_emulate.ipynb #daafb64e
 @declare_temporaries(aten._scaled_dot_product_flash_attention_for_cpu.default, target='cpu')
 def _attention_cpu(q, k, v, *args, **kwargs):
     "Scores, a maximum and a sum for each row, and the output, of each thread's tile"
-    tile = _attention_tile(q, k)
-    after = [tile.threads*tile.itemsize*tile.rows*(tile.cols + 2 + q.shape[-1])]
-    if q.dtype.itemsize < 4: after.append(tile.threads*tile.rows*tile.cols*q.dtype.itemsize)
+    rows, cols, itemsize, threads = _attention_tile(q, k)
+    after = [threads*itemsize*rows*(cols + 2 + q.shape[-1])]
+    if q.dtype.itemsize < 4: after.append(threads*rows*cols*q.dtype.itemsize)
     return [], after
 
 
 @declare_temporaries(aten._scaled_dot_product_flash_attention_for_cpu_backward.default, target='cpu')
 def _attention_backward_cpu(g, q, k, *args, **kwargs):
     "Scores and their gradients of each thread's tile"
-    tile = _attention_tile(q, k)
+    rows, cols, itemsize, threads = _attention_tile(q, k)
     contiguous = g.transpose(1, 2).is_contiguous()
     before = [] if contiguous else [g.numel()*g.dtype.itemsize]
-    after = [tile.threads*tile.itemsize*2*tile.rows*tile.cols]
-    if q.dtype.itemsize < 4: after.append(tile.threads*2*tile.rows*tile.cols*q.dtype.itemsize)
-    after.append(tile.itemsize*tile.rows)
+    after = [threads*itemsize*2*rows*cols]
+    if q.dtype.itemsize < 4: after.append(threads*2*rows*cols*q.dtype.itemsize)
+    after.append(itemsize*rows)
     return before, after
 
 

@@ -639,14 +639,13 @@ def _kept_for_backward(allocation:Allocation, backward_events:list)->bool:
     return bisect.bisect(backward_events, allocation.free_event) > before
 
 # %% ../../nbs/11_trace.ipynb #dfe083ef
-def _category(i:int, allocation:Allocation, gradients:set, optimizer_states:set, loss_layers:tuple,
-              backward_events:list)->str:
-    "What a storage was for"
-    if allocation.category: return allocation.category      # known from the start, or stated by a label
-    if i in gradients: return 'gradients'
-    if i in optimizer_states: return 'optimizer'
+LOSS_LAYERS = 'head', 'lm_head'     # modules whose tensors count as 'logits and loss'
+
+
+def _category(allocation:Allocation, backward_events:list)->str:
+    "What a storage was for that is neither a gradient nor the optimizer's"
     if allocation.phase == 'build': return 'inputs'
-    of_loss = allocation.layer == '' or allocation.layer.split('.')[0] in loss_layers
+    of_loss = allocation.layer == '' or allocation.layer.split('.')[0] in LOSS_LAYERS
     if of_loss and allocation.phase not in ('optimizer', 'zero_grad'): return 'logits and loss'
     of_forward = allocation.phase in ('forward', 'recompute')
     if of_forward and _kept_for_backward(allocation, backward_events): return 'activations'
@@ -739,14 +738,16 @@ def _optimizer_states(recorder:Recorder)->set: # numbers of allocations
     return {recorder.log.index_of(t) for t in tensors} - {None}
 
 
-def _as_trace(recorder:Recorder, loss_layers:tuple, model:nn.Module)->Trace:
+def _as_trace(recorder:Recorder, model:nn.Module)->Trace:
     "What was recorded, each allocation with its category; nothing is recorded any more"
     log = recorder.log
-    optimizer_states = _optimizer_states(recorder)
+    found = dict.fromkeys(_optimizer_states(recorder), 'optimizer')
+    found |= dict.fromkeys(recorder.gradients, 'gradients')
     log.live.clear()
     backward_events = [a.alloc_event for a in log.allocations if a.phase in ('backward', 'gradient')]
     for i, a in enumerate(log.allocations):
-        a.category = _category(i, a, recorder.gradients, optimizer_states, loss_layers, backward_events)
+        # What is known from the start, or stated by a label, comes first.
+        a.category = a.category or found.get(i) or _category(a, backward_events)
     return Trace(log.allocations, _preexisting_first(log.allocations, log.events), recorder.target,
                  recorder.notes.sentences(model, recorder.known))
 
@@ -796,7 +797,6 @@ def dry_run(
     inputs=(),       # tensors on meta that the step reads, a list or a dict of them: the batch
     target:str='cuda', # the machine to predict: 'cuda' or 'cpu'
     steps:int=2,     # the second has optimizer states from its first operator on
-    loss_layers=('head', 'lm_head'), # modules whose tensors count as 'logits and loss'
     on_host=(),      # tensors on meta that lie in host memory from the start: weights, states, buffers
     max_questions:int=1000, # that one line of the step may ask about values, in all steps together
     experts='balanced', # how a mixture's tokens spread; 1.25: the fullest expert has 1.25 even shares
@@ -822,7 +822,7 @@ def dry_run(
         if ref() is not None: recorder.log.add_preexisting(ref(), '', '')
     if not recorder.log.events:
         raise UserError('There is nothing to follow: model, inputs and step have no tensor on meta.')
-    return _as_trace(recorder, loss_layers, model)
+    return _as_trace(recorder, model)
 
 # %% ../../nbs/11_trace_lines.ipynb #5e11e50a
 class _SourceLines:
