@@ -29,7 +29,7 @@ def _check_category(
     category:str|None, # None: the label names no category
 ):
     "Raise `UserError` for a category that does not exist"
-    if category and category not in CATEGORIES:
+    if category and category not in (*CATEGORIES, 'gathered', 'communication'):
         raise UserError(f'category is {category!r}: give one of {", ".join(CATEGORIES)}.')
 
 # %% ../nbs/03_annotate.ipynb #d548e7b5

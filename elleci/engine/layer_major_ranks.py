@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from ..annotate import layer_scope
 from ..core import UserError
 from .checks import units
 from .distributed import DataParallel, take_rows
@@ -75,7 +76,8 @@ class _Shards:
     def prefetch(self, unit):
         "Begin to gather what a unit uses, if that hasn't begun"
         if unit not in self.gathering:
-            self.gathering[unit] = [(p, *self._begin_gather(p, p.data)) for p in self.params[unit]]
+            with layer_scope(unit, 'gathered'):
+                self.gathering[unit] = [(p, *self._begin_gather(p, p.data)) for p in self.params[unit]]
 
     def begin_reduce_scatter(self, p, gradient):
         "Begin to add up a whole gradient; of the sum this rank gets the rows that it keeps"
@@ -153,7 +155,8 @@ class LayerMajorRanks(OneRank):
         return _gathered(self.shards, unit, prefetch if self.stays else None)
 
     def reduce(self, unit, params):
-        self.summing.append((unit, [s for s in map(self._begin_sum, params) if s]))
+        with layer_scope(unit, 'gradients'):
+            self.summing.append((unit, [s for s in map(self._begin_sum, params) if s]))
         # The embedding is the last.
         n_waiting = 1 if self.overlaps and unit != 'embedding' else 0
         while len(self.summing) > n_waiting:

@@ -103,7 +103,9 @@ def attend_from_piece(
     doc_ids = document_ids(seq_idx)
     at_cut = doc_ids[:, first, None]
     # Where the document begins that the first query belongs to, and where it ends.
-    spans = torch.stack([(doc_ids < at_cut).sum(1), (doc_ids <= at_cut).sum(1)], 1).tolist()
+    spans = torch.stack([(doc_ids < at_cut).sum(1), (doc_ids <= at_cut).sum(1)], 1)
+    # On meta there are no values: then a row is one document, which takes most.
+    spans = [(0, k.shape[1])]*len(k) if spans.is_meta else spans.tolist()
     rows = []
     for row, (start, end) in enumerate(spans):
         one = slice(row, row + 1)

@@ -548,10 +548,10 @@ class Recorder(TorchDispatchMode):
         return found.phase == 'build' or found.category == 'weights'
 
 # %% ../../nbs/11_trace.ipynb #a088642c
-def _by_category(allocations)->dict: # category: bytes, all of `CATEGORIES`
+def _by_category(allocations)->dict: # category: bytes, all of `CATEGORIES`, and what a rank exchanges
     "The sum of each category"
     out = dict.fromkeys(CATEGORIES, 0)
-    for a in allocations: out[a.category] += a.nbytes
+    for a in allocations: out[a.category] = out.get(a.category, 0) + a.nbytes
     return out
 
 

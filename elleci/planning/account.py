@@ -47,16 +47,17 @@ class _NoInitialValues(TorchDispatchMode):
         return args[0] if drawn else func(*args, **(kwargs or {}))
 
 
-def _trace_every_block(model_cfg, train, target, steps, make=make_model):
+def _trace_every_block(model_cfg, train, target, steps, ranks=None):
     "The trace of `steps` training steps, every block run"
-    with _NoInitialValues(): model = make(model_cfg, train, 'meta')
+    with _NoInitialValues(): model = make_model(model_cfg, train, 'meta')
+    ranks = ranks and ranks(model)
     shape = train.batch_size, train.seq_len
     # tokens, labels, document numbers
     micro_batches = [
         [torch.zeros(shape, dtype=torch.long, device='meta') for _ in range(3)]
         for _ in range(train.grad_accum_steps)
     ]
-    engine = make_engine(model, make_optimizer(model, train), train)
+    engine = make_engine(model, make_optimizer(model, train), train, ranks=ranks)
     on_host = engine.offload.params_on_host() if train.engine == 'layer-major' else []
     traced = micro_batches[:_micro_batches_to_trace(train, target)]
     inputs = [t for micro_batch in micro_batches for t in micro_batch]
@@ -87,7 +88,7 @@ def trace_step(
     train:TrainConfig, # as many of its micro-batches are run as differ
     target:str='cuda', # 'cuda' or 'cpu'
     steps:int=2,       # the optimizer's state appears in the first
-    make=make_model,   # called with (model, train, 'meta'): another model of the same blocks
+    ranks=None,        # called with the model: the engine's `ranks`; None: one process
 )->Trace:
     "The memory of our own training step, allocation by allocation; of blocks that repeat one period is run"
     n_layers, period = model.n_layers, _period(model.mixers)
@@ -98,9 +99,9 @@ def trace_step(
     if n_traced < n_layers:
         # Where the blocks turn out not to repeat, all of them are run.
         with contextlib.suppress(UserError):
-            trace = _trace_every_block(replace(model, n_layers=n_traced), train, target, steps, make)
+            trace = _trace_every_block(replace(model, n_layers=n_traced), train, target, steps, ranks)
             return _without_mapped_states(compose(trace, period, n_layers - n_traced), train)
-    return _without_mapped_states(_trace_every_block(model, train, target, steps, make), train)
+    return _without_mapped_states(_trace_every_block(model, train, target, steps, ranks), train)
 
 # %% ../../nbs/64_account.ipynb #5e0594fc
 LOADED_LATER_BYTES = 128*MiB        # of a process: loaded after the account was made, or a little less

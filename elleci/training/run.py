@@ -161,8 +161,9 @@ def _print_ranks(config, machine):
     fit = a.fit(free, _overhead_left(device))
     sizes = rank_grid(config, n)
     print(
-        f'{n} ranks, dp {sizes.dp}, cp {sizes.cp}, tp {sizes.tp}: the fullest will hold {fmt_bytes(a.peak)}, '
-        f'{fmt_bytes(sum(a.at_rest[0].values()))} between steps (above, weights are counted whole)'
+        f'{n} ranks, dp {sizes.dp}, cp {sizes.cp}, tp {sizes.tp}: the fullest will hold '
+        f'{fmt_bytes(a.peak_allocated)}, {fmt_bytes(sum(a.at_rest[0].values()))} between steps '
+        '(above, weights are counted whole)'
     )
     if fit.answer == 'may fit': print(f'a rank {fit}')
     if fit.answer == 'does not fit':
