@@ -8,13 +8,13 @@ __all__ = ['LINKS', 'BUCKET_BYTES', 'RANK_TERMS', 'Link', 'Cluster', 'gather_sec
 
 # %% ../../nbs/63_step_time_ranks.ipynb #d60e5222
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from ..config import ModelConfig, TrainConfig
 from ..core import MiB
 from ..memory.ledger import matmul_itemsize
 from ..layers.context_parallel import check_context
 from ..layers.tensor_parallel import check_tensor_parallel
-from ..memory.ranks import Layout, layout_of, local_model, rank_sizes
+from ..memory.ranks import Layout, layout_of, local_model, rank_sizes, rank_train
 from .step_time import Machine, find_machine, step_bytes, step_flops
 from .step_time import _compute_seconds, _step_shape, _update_traffic
 
@@ -152,10 +152,7 @@ def step_time_ranks(
     check_context(model, layout.cp, train.seq_len)
     check_tensor_parallel(model, layout.tp)
     m = find_machine(cluster.machine)
-    own = replace(
-        train, batch_size=-(-train.batch_size//layout.dp), seq_len=train.seq_len//layout.cp,
-        dp=0, fsdp=False, cp=1, tp=1, seq_len_schedule=(),
-    )
+    own = rank_train(train, layout)
     phases = _busy(model, own, layout, m)
     local, M = local_model(model, layout.tp), train.grad_accum_steps
     again = own.engine == 'layer-major' or own.checkpointing in ('block', 'offload')

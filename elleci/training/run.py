@@ -21,6 +21,7 @@ from ..kernels.mamba_ssm import load_mamba_ssm
 from ..kernels.triton_compat import build_advice
 from ..memory.ledger import Overhead, card_overhead, parameter_counts
 from ..memory.measure import StepMemory, explain_oom
+from ..memory.ranks import layout_of, rank_train
 from ..memory.spill import locked_memory_limit, pinned_memory_note, ram_remedy, read_ram
 from ..optim.eight_bit import check_bnb_runs
 from ..planning.account import Account, account, alternatives, process_summary, ram_savings
@@ -148,12 +149,6 @@ def _refuse_too_much_ram(name, a, ram):
     raise UserError(' '.join(filter(None, sentences)))
 
 # %% ../../nbs/76_preflight.ipynb #rk01b7d4
-def _share_of_rank(train, sizes):
-    "The settings of one process that computes what a rank does, with whole matrices"
-    share = dict(seq_len=train.seq_len//sizes.cp, batch_size=train.batch_size//sizes.dp)
-    return dataclasses.replace(train, **share, dp=0, cp=1, tp=1, fsdp=False)
-
-
 def _print_ranks(config, machine):
     "Print what the fullest of several ranks will hold; `UserError` where that is more than a card has"
     n, device, free = machine.ranks, machine.device, machine.free
@@ -193,7 +188,7 @@ def preflight(
     check_bnb_runs(train.optimizer, device)
     # Memory is pinned once, so that a machine without a GPU is refused before anything is written.
     if train.block_inputs_on == 'pinned': HostMemory('pinned', device)
-    share = _share_of_rank(train, sizes)
+    share = rank_train(train, layout_of(train, ranks))
     a = account(config.model, share, device.type, name=config.preset, limit=machine.free)
     if device.type == 'cpu':
         # Whoever keeps weights or states on the host prefers little memory to a little time.
