@@ -477,7 +477,7 @@ def check_editable():
         )
         (Path(tmp) / 'script.py').write_text(
             'import elleci.data.tokenizer, elleci.data.sources as s, elleci.files as f; print(s.__file__); '
-            'print(f.installed_folder("corpus"))'
+            'print(f.installed_file("corpus"))'
         )
         said = run(sys.executable, '-c', FROM_ABOVE, site, tmp, ROOT, cwd=tmp, env={'PYTHONPATH': ''}).split(
             '\n'

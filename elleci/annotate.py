@@ -25,15 +25,10 @@ CATEGORIES = (
 )
 
 # %% ../nbs/03_annotate.ipynb #ecc52d64
-def _check_category(
-    category:str|None, # None: the label names no category
-):
+def _check_category(category): # None: the label names no category
     "Raise `UserError` for a category that does not exist"
     if category and category not in (*CATEGORIES, 'gathered', 'communication'):
         raise UserError(f'category is {category!r}: give one of {", ".join(CATEGORIES)}.')
-
-# %% ../nbs/03_annotate.ipynb #d548e7b5
-_listener = contextvars.ContextVar('listener', default=None)
 
 # %% ../nbs/03_annotate.ipynb #72dccf54
 class Listener:
@@ -51,6 +46,9 @@ class Listener:
         "What is allocated inside lies in host memory"
         return contextlib.nullcontext()
 
+# %% ../nbs/03_annotate.ipynb #e626df9b
+_listener = contextvars.ContextVar('listener', default=Listener())
+
 # %% ../nbs/03_annotate.ipynb #76735902
 @contextlib.contextmanager
 def listening(
@@ -62,31 +60,21 @@ def listening(
     finally: _listener.reset(token)
 
 # %% ../nbs/03_annotate.ipynb #de192ff0
-@contextlib.contextmanager
 def layer_scope(
     name:str|None,          # the layer, e.g. 'blocks.3'; None: the one whose module is running
     category:str|None=None, # one of `CATEGORIES`, for what neither modules nor autograd make
 ): # a context manager
     "Label what is made inside, outside all modules, as belonging to layer `name`"
     _check_category(category)
-    listener = _listener.get()
-    if listener is None:
-        yield
-        return
-    with listener.layer_scope(name, category): yield
+    return _listener.get().layer_scope(name, category)
 
 # %% ../nbs/03_annotate.ipynb #460d4a02
-@contextlib.contextmanager
 def host_scope(
     category:str|None=None, # one of `CATEGORIES`, for all that is made inside; None: not stated
 ): # a context manager
     "Label what is made inside as lying in host memory: on `meta` tensors nothing else tells"
     _check_category(category)
-    listener = _listener.get()
-    if listener is None:
-        yield
-        return
-    with listener.host_scope(category): yield
+    return _listener.get().host_scope(category)
 
 # %% ../nbs/03_annotate.ipynb #5029c4c3
 # (target, operator): function of the operator's arguments that gives two lists of bytes

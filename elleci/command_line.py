@@ -26,10 +26,6 @@ def flags(f)->dict: # name: `inspect.Parameter`
 def _flag(name): return '--' + name.replace('_', '-')
 
 # %% ../nbs/05_command_line.ipynb #09c1ba6a
-# What a flag means where no value follows it.
-BARE = dict(fit='here')
-
-
 def _add_flag(parser, p, help):
     "Add an `inspect.Parameter` to a parser, or to a group of it, as a --flag"
     kind, bounds = type_and_range(p.annotation)
@@ -39,7 +35,8 @@ def _add_flag(parser, p, help):
     required = p.default is inspect.Parameter.empty
     options = dict(metavar='text' if kind in (str, list) else kind.__name__, required=required)
     if kind is list: options |= dict(nargs='+', action='extend')
-    if p.name in BARE: options |= dict(nargs='?', const=BARE[p.name])
+    # What --fit means where no value follows it.
+    if p.name == 'fit': options |= dict(nargs='?', const='here')
     if kind is bool: options = dict(action='store_true')
     parser.add_argument(_flag(p.name), default=None if required else p.default, help=help, **options)
 
@@ -81,7 +78,7 @@ def _parser(f):
         heading = re.match(r'\s+#: (.*?): (.*)', line)
         if heading: group = parser.add_argument_group(heading[1], f'e.g. {heading[2]}')
         # A parameter of its own line, or several that are settings.
-        for name in [] if heading else re.findall(r'^ +(\w+):|(\w+)=(?:None|False)\b', line):
+        for name in [] if heading else re.findall(r'^ +(\w+):|(\w+)=(?:None\b|False\b|\.\.\.)', line):
             name = ''.join(name)
             if name in known: _add_flag(group, known[name], texts[name])
     shells = parser.add_argument('--print-completion', action=_PrintCompletion, metavar='shell')
@@ -93,12 +90,13 @@ def _parser(f):
 SHORT = dict(batch='batch_size', seq='seq_len')
 
 
-def _as_setting(p, kinds):
-    "A parameter without annotation, with the type of the setting that it stands for"
+def _as_setting(p, fields):
+    "A parameter without annotation, with the type of the setting that it stands for; `...` is its default"
     if p.annotation is not p.empty: return p
-    kind = kinds[SHORT.get(p.name, p.name)]
-    if get_origin(kind) is Literal: kind = str
-    return p.replace(annotation=kind if kind is bool else kind|None)
+    field = fields[SHORT.get(p.name, p.name)]
+    kind = str if get_origin(field.type) is Literal else field.type
+    default = field.default if p.default is ... else p.default
+    return p.replace(annotation=kind if kind is bool else kind|None, default=default)
 
 
 def command(
@@ -111,15 +109,21 @@ def command(
         def texts():
             found = field_comments(settings) if settings else {}
             return found | {short: found[long] for short, long in SHORT.items() if long in found}
-        kinds = {field.name: field.type for field in dataclasses.fields(settings)} if settings else {}
+        fields = {field.name: field for field in dataclasses.fields(settings)} if settings else {}
         signature = inspect.signature(f)
-        parameters = [_as_setting(p, kinds) for p in signature.parameters.values()]
+        own = {p.name for p in signature.parameters.values() if p.annotation is p.empty}
+        parameters = [_as_setting(p, fields) for p in signature.parameters.values()]
         f.__signature__, f.texts = signature.replace(parameters=parameters), texts
         @functools.wraps(f)
         def call(*args, **kwargs):
             given = f.__signature__.bind(*args, **kwargs)
             given.apply_defaults()
-            return getattr(import_module(f'elleci.{module}'), name)(**given.arguments)
+            # A setting that was not given changes nothing.
+            arguments = {
+                SHORT.get(key, key): value for key, value in given.arguments.items()
+                if key not in own or value is not None and value is not False
+            }
+            return getattr(import_module(f'elleci.{module}'), name)(**arguments)
         return validate_ranges(call)
     return decorate
 

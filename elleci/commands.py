@@ -12,10 +12,9 @@ import os, sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
-from .basics import MAX_LENGTH, Fraction, MaxTokens, NonNegativeInt, PositiveInt, Range
-from .basics import RepetitionPenalty, Seed, Temperature, TopP
+from .basics import MAX_LENGTH, Fraction, MaxTokens, PositiveInt, Range, Seed
 from .command_line import command, run_command
-from .config import Config, TrainConfig
+from .config import Config, Sampling, TrainConfig
 
 # %% ../nbs/05_commands.ipynb #e81423ff
 SLEEP_VARIABLES = {'GOMP_SPINCOUNT': '1000', 'KMP_BLOCKTIME': '1'}
@@ -66,7 +65,7 @@ def elleci_train(
     "Train a model from text; Ctrl-C saves and says how to go on"
 
 # %% ../nbs/05_commands.ipynb #3140de5c
-@command('inference.generate', 'generate_from_run')
+@command('inference.generate', 'generate_from_run', Sampling)
 def elleci_generate(
     #: The text: elleci_generate --run runs/elleci-tiny --prompt 'La memoria' 'Once' --max-tokens 60
     run:str='runs/elleci-tiny', # the run's folder
@@ -74,12 +73,7 @@ def elleci_generate(
     max_tokens:MaxTokens=100, # stop after this many tokens
     stop:list|None=None,      # texts, before the first of which the continuation ends
     #: The choice of a token: elleci_generate --run runs/elleci-tiny --temperature 0.9 --top-p 0.9 --seed 7
-    temperature:Temperature=.4, # below 1 the likely becomes likelier; 0 takes the likeliest, always
-    top_k:NonNegativeInt=50, # choose among this many likeliest; 0: among all
-    top_p:TopP=1.,           # choose among the fewest with this probability together
-    min_p:Fraction=0.,       # choose among those with this share of the likeliest one's probability
-    repetition_penalty:RepetitionPenalty=1., # above 1: what the text holds already becomes less likely
-    seed:Seed=0,             # the same seed, the same text
+    temperature=..., top_k=..., top_p=..., min_p=..., repetition_penalty=..., seed=...,
     #: On the screen: elleci_generate --run runs/elleci-tiny --prompt 'La memoria' --stream | tee story.txt
     stream:bool=False, # print the text as it grows, as on a terminal
     show:Callable|None=None, # `print`, or what takes its place; None: nothing is shown
@@ -87,7 +81,7 @@ def elleci_generate(
     "Continue a text with a trained model, or several texts at once"
 
 # %% ../nbs/05_commands.ipynb #26166cf7
-@command('inference.chat', 'chat_with_run')
+@command('inference.chat', 'chat_with_run', Sampling)
 def elleci_chat(
     #: The conversation: elleci_chat --run runs/elleci-tiny --system 'Rispondi in breve.' --max-tokens 80
     run:str='runs/elleci-tiny', # the run's folder
@@ -97,12 +91,7 @@ def elleci_chat(
     context:Annotated[int, Range(8, MAX_LENGTH)]|None=None,
     stop:list|None=None,        # texts, before the first of which a reply ends
     #: The choice of a token: elleci_chat --run runs/elleci-tiny --temperature 0.9 --min-p 0.1 --seed 7
-    temperature:Temperature=.4, # below 1 the likely becomes likelier; 0 takes the likeliest, always
-    top_k:NonNegativeInt=50, # choose among this many likeliest; 0: among all
-    top_p:TopP=1.,           # choose among the fewest with this probability together
-    min_p:Fraction=0.,       # choose among those with this share of the likeliest one's probability
-    repetition_penalty:RepetitionPenalty=1., # above 1: what was said already becomes less likely
-    seed:Seed=0,             # the same seed, the same replies
+    temperature=..., top_k=..., top_p=..., min_p=..., repetition_penalty=..., seed=...,
     show:Callable|None=None, # `print`; from Python there is `open_chat`
 ): # the messages
     "Talk with a trained model: each line is a message, /help lists commands; of piped lines too"

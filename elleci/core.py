@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 # All of `elleci.basics` can be imported from here too.
-from .basics import KiB, MiB, GiB, Fraction, NonNegativeInt, NumWorkers, PositiveInt  # noqa: F401
-from .basics import Range, Seed, UserError, appears_whole, atomic_write, check_value  # noqa: F401
-from .basics import disk_remedy, escape_controls, fits, fmt_bytes, fmt_count, make_folder  # noqa: F401
+from .basics import KiB, MiB, GiB, Fraction, NonNegativeInt, PositiveInt, Range, Seed  # noqa: F401
+from .basics import UserError, appears_whole, atomic_write, check_value, disk_remedy  # noqa: F401
+from .basics import escape_controls, fits, fmt_bytes, fmt_count, make_folder  # noqa: F401
 from .basics import markdown_text, optional, pip_install, read_number, replace_file  # noqa: F401
 from .basics import require, shown, sync_folder, type_and_range, validate_ranges  # noqa: F401
 
@@ -74,23 +74,18 @@ def capability_problem(capability:str)->str: # one clause; '' where there is non
 def pick_device(
     name:str='auto', # 'auto' takes the GPU if there is one; or any torch device, e.g. 'cpu', 'cuda:1'
 )->torch.device:
-    "The device to run on; raises `UserError` for one that is not there"
+    "The device to run on; raises `UserError` for a GPU that is not there, or too old"
     if name == 'auto': name = 'cuda' if torch.cuda.is_available() else 'cpu'
-    try: device = torch.device(name)
-    except RuntimeError:
-        raise UserError(f"Device {name!r} is unknown: use 'auto', 'cpu' or 'cuda'.") from None
-    if device.type == 'cuda' and not torch.cuda.is_available():
+    device = torch.device(name)
+    if device.type != 'cuda': return device
+    if not torch.cuda.is_available():
+        raise UserError(f"{name!r} was asked for, and torch sees no GPU: use 'cpu' or a CUDA build of torch.")
+    major, minor = torch.cuda.get_device_capability(device)
+    if problem := capability_problem(f'{major}.{minor}'):
         raise UserError(
-            f"Device {name!r} was asked for, but torch sees no GPU: use 'cpu', "
-            "or install a CUDA build of torch."
+            f'{torch.cuda.get_device_name(device)} cannot be used: {problem}. Take a newer card, or set '
+            'CUDA_VISIBLE_DEVICES= (to nothing), which leaves the work to the CPU.'
         )
-    if device.type == 'cuda':
-        major, minor = torch.cuda.get_device_capability(device)
-        if problem := capability_problem(f'{major}.{minor}'):
-            raise UserError(
-                f'{torch.cuda.get_device_name(device)} cannot be used: {problem}. Take a newer card, or set '
-                'CUDA_VISIBLE_DEVICES= (to nothing), which leaves the work to the CPU.'
-            )
     return device
 
 

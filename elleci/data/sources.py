@@ -188,7 +188,7 @@ def split_documents(
 import ast, gzip, json, os, sysconfig
 from pathlib import Path
 from ..core import optional, require
-from ..files import installed_folder
+from ..files import installed_file
 
 # %% ../../nbs/71_data_files.ipynb #cd1b4f41
 _TEXT_SUFFIXES = ('.txt', '.md', '.rst', '.jsonl', '.parquet')
@@ -425,8 +425,8 @@ def iter_documents(
     if spec.kind == 'shards':
         raise UserError(f'{spec.where} holds shards: train on them, or give their text.')
     path, embedded = Path(spec.where), spec.where if spec.kind == 'embedded' else ''
-    if embedded == 'italian': path = installed_folder('corpus')/'italiano'
-    if embedded == 'instructions': path = installed_folder('corpus')/'istruzioni.jsonl'
+    if embedded == 'italian': path = installed_file('corpus')/'italiano'
+    if embedded == 'instructions': path = installed_file('corpus')/'istruzioni.jsonl'
     if spec.kind == 'hub': documents = _open_hub(name, spec, start)
     elif embedded == 'english': documents = islice(_python_documentation(name), start, None)
     else:

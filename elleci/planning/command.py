@@ -16,7 +16,6 @@ from ..memory.ledger import CARDS, box_note, card_bytes, card_key, card_overhead
 from ..memory.snapshot import check_output, write_snapshot
 from ..memory.timeline import write_timeline_html
 from .account import Account, account, advice, as_dict, draw_timeline, report
-from .account import train_overrides
 from .cost import cost_as_dict, cost_lines, cost_table, training_cost
 from .foreign import PlainLlama, hf_model_maker, shape_named
 from .planner import Plan, given_choices, plan as find_plan
@@ -107,13 +106,13 @@ def _predict_foreign(model, batch, seq, vram, context, precision, lora, checkpoi
 def show_memory(
     preset, vram, config, set, hf_config, shape, lora, plan, ram, pinned, context, kwh_price, hour_price,
     cards, draw, html, snapshot, json,
-    **step, # batch, seq and settings of the training
+    **step, # settings of the training
 )->Account|RanksAccount|Plan|Prediction:
     "What `elleci_memory` does"
     limit = None if vram is None else card_bytes(vram)
     if limit and (note := box_note(limit)): print(note, file=sys.stderr)
     context = 0 if context is None else parse_bytes(context)
-    changes = train_overrides(**{name: None if value is False else value for name, value in step.items()})
+    changes = {name: value for name, value in step.items() if value is not None}
     # An account of a large model takes some seconds: what can't be written is refused before.
     if draw: check_output(draw, ('.png', '.svg', '.pdf'), 'a drawing')
     if html: check_output(html, ('.html', '.htm'), 'a page')
@@ -126,12 +125,13 @@ def show_memory(
         ours = dict(preset=preset, config=config, set=set, plan=plan, ram=ram, pinned=pinned, draw=draw)
         ours |= costs | {name: value for name, value in changes.items() if name not in _FOREIGN_TOO}
         _refuse(ours, f"is for Elleci's own models: leave it out, or leave out {which}.")
-        precision, checkpointing, optimizer = (step[n] for n in ('precision', 'checkpointing', 'optimizer'))
+        precision, checkpointing, optimizer = map(step.get, ('precision', 'checkpointing', 'optimizer'))
         if checkpointing not in (None, 'none', 'block'):
             raise UserError(f'checkpointing is {checkpointing!r}: with {which} give none or block.')
         if vram is None: raise UserError(f'{which} needs a card to fit into: add --vram, as in --vram 12GiB.')
         model, how = _foreign_model(shape, hf_config), (precision, lora, checkpointing, optimizer)
-        p = _predict_foreign(model, step['batch'] or 1, step['seq'], vram, context, *how, json)
+        rows = step.get('batch_size', 1), step.get('seq_len')
+        p = _predict_foreign(model, *rows, vram, context, *how, json)
         _write_files(p, limit, html, snapshot, p.settings)
         return p
     if lora: raise UserError('--lora is for models that are not ours: add --shape or --hf-config.')

@@ -690,7 +690,6 @@ from ..data.sources import data_settings, unread_files
 from ..engine.checks import params_by_unit
 from ..engine.offload import allow_malloc_tuning
 from ..memory.measure import free_traceback
-from ..planning.account import train_overrides
 from ..planning.planner import given_choices, plan_here
 from .checkpoint import save_weights, saved_step
 from .load import load_run
@@ -909,15 +908,13 @@ def _train_in_folder(folder, flags, prices, track):
 def train_from_flags(
     config, preset, set, print_config, out, resume, track, data, fit, lr, seq_len_schedule,
     kwh_price, hour_price,
-    **changes, # settings of the training; batch and seq
+    **changes, # settings of the training
 )->Path: # the run's folder
     "What `elleci_train` does"
     if owns_process(): allow_malloc_tuning()
     prices = dict(kwh_price=kwh_price, hour_price=hour_price)
-    changes['lr'] = None if lr in ('auto', None) else _parse_lr(lr)
+    if lr not in ('auto', None): changes['lr'] = _parse_lr(lr)
     if seq_len_schedule is not None: changes['seq_len_schedule'] = parse_seq_len_schedule(seq_len_schedule)
-    # A flag that was not given changes nothing.
-    changes = train_overrides(**{name: value for name, value in changes.items() if value is not False})
     if data is not None: changes = data_settings(os.path.expanduser(data)) | changes
     asked = resolve_config(preset, config, tuple(set or ()), **changes)
     flags = Flags(asked, preset, config, tuple(set or ()), changes, resume, lr == 'auto')
