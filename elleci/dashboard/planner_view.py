@@ -222,10 +222,10 @@ def _source_of(p):
 
 def _suggestions_of(p):
     "Advice, with what a button would set"
-    changes = dict(_changes(p.config.train))
+    changes = _changes(p.config.train).items()
     found = []
     for line in p.suggestions:
-        change = changes.get(line.split(': ')[0], {})
+        change = next((fields for what, fields in changes if f' with {what}: ' in line), {})
         found.append(dict(text=line, values={f'train.{name}': value for name, value in change.items()}))
     return found
 

@@ -228,14 +228,18 @@ def training_cost(
 # %% ../../nbs/64_cost.ipynb #fbbd4a2f
 def _two_digits(x): return f'{float(f"{x:.2g}"):,.10g}'
 
+def _unit(seconds):
+    "The largest unit of which there are two at least"
+    units = ((86400, 'days'), (3600, 'hours'), (60, 'minutes'))
+    return next((unit for unit in units if seconds >= 2*unit[0]), (1, 's'))
+
 
 def fmt_range(
     least:float, # seconds
     most:float,
 )->str:
     "Two spans of time in one unit, that of the longer one, with two digits each"
-    units = ((86400, 'days'), (3600, 'hours'), (60, 'minutes'), (1, 's'))
-    unit, name = next((u for u in units if most >= 2*u[0]), units[-1])
+    unit, name = _unit(most)
     return f'{_two_digits(least/unit)} to {_two_digits(most/unit)} {name}'
 
 
@@ -243,9 +247,8 @@ def fmt_seconds(
     seconds:float,
 )->str:
     "A span of time in the largest unit of which there are two at least, roughly"
-    for unit, name in ((86400, 'days'), (3600, 'hours'), (60, 'minutes')):
-        if seconds >= 2*unit: return f'{seconds/unit:,.{0 if seconds >= 10*unit else 1}f} {name}'
-    return f'{seconds:.{0 if seconds >= 10 else 1}f} s'
+    unit, name = _unit(seconds)
+    return f'{seconds/unit:,.{0 if seconds >= 10*unit else 1}f} {name}'
 
 # %% ../../nbs/64_cost.ipynb #28fdabda
 def cost_lines(

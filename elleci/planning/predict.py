@@ -170,35 +170,33 @@ class Prediction(Rehearsed):
 
 # %% ../../nbs/64_your_own_model.ipynb #0a1b2c32
 def _single_changes(training, model, rows):
-    "(what to say, fields to replace, whether weights, gradients and states stay what they are)"
+    "(what to say, fields to replace)"
     found, t = [], training
     names = 'is_activation_checkpointing', 'is_gradient_checkpointing'  # in transformers 5, and before
     known = [name for name in names if hasattr(type(model), name)]
     checkpointed = t.checkpointing or any(getattr(model, name) for name in known[:1])
-    if not checkpointed: found.append(('gradient checkpointing', dict(checkpointing=True), True))
-    if rows > 1: found.append((f'{rows//2} rows instead of {rows}', dict(halvings=t.halvings + 1), True))
+    if not checkpointed: found.append(('gradient checkpointing', dict(checkpointing=True)))
+    if rows > 1: found.append((f'{rows//2} rows instead of {rows}', dict(halvings=t.halvings + 1)))
     chosen = t.optimizer if isinstance(t.optimizer, str) else ''
-    if chosen == 'adamw-foreach': found.append(('optimizer adamw, fused', dict(optimizer='adamw'), True))
+    if chosen == 'adamw-foreach': found.append(('optimizer adamw, fused', dict(optimizer='adamw')))
     eight = {'adamw': 'adamw8-bnb', 'adamw-foreach': 'adamw8-bnb', 'lion': 'lion8'}.get(chosen)
-    if eight: found.append((f'optimizer {eight}', dict(optimizer=eight), False))
+    if eight: found.append((f'optimizer {eight}', dict(optimizer=eight)))
     if t.precision != 'bf16-weights':
-        found.append(('weights and gradients in bf16', dict(precision='bf16-weights'), False))
+        found.append(('weights and gradients in bf16', dict(precision='bf16-weights')))
     return found
 
 
 def _change_stages(training, model, rows):
     "The mildest first, as `mildest_fitting` takes them"
     single = _single_changes(training, model, rows)
-    together = {name: value for _, fields, _ in single for name, value in fields.items()}
-    names = ', '.join(what for what, *_ in single)
-    stages = [[[change] for change in single]]
-    if len(single) > 1: stages.append([[(names, together, False)]])
-    if not training.lora:
-        lora = dict(lora=16, precision='bf16-weights')
-        stages.append([[('LoRA of rank 16, frozen weights in bf16', lora, False)]])
-        least = lora | dict(checkpointing=True, halvings=rows.bit_length())
-        stages.append([[('LoRA of rank 16, checkpointed, 1 row', least, False)]])
-    return stages
+    together = {name: value for _, fields in single for name, value in fields.items()}
+    stages = [single]
+    if len(single) > 1: stages.append([(', '.join(what for what, _ in single), together)])
+    if training.lora: return stages
+    lora = dict(lora=16, precision='bf16-weights')
+    least = lora | dict(checkpointing=True, halvings=rows.bit_length())
+    lora_alone = 'LoRA of rank 16, frozen weights in bf16', lora
+    return [*stages, [lora_alone], [('LoRA of rank 16, checkpointed, 1 row', least)]]
 
 
 # Somebody's model may refuse a change in any way it likes; the others are still tried.

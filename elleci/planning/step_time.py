@@ -260,6 +260,7 @@ class Traffic(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.bytes = self.launches = 0
+        self.made = 0    # operators that make a tensor, as a rehearsal sees them
         self.losses = [] # arguments of each loss
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -269,6 +270,7 @@ class Traffic(TorchDispatchMode):
         written = _unique_tensors(_written_args(func, args, kwargs or {}))
         storages_read = {t.untyped_storage()._cdata for t in read}
         created = [t for t in _unique_tensors(out) if t.untyped_storage()._cdata not in storages_read]
+        self.made += bool(created)
         if name.startswith(NO_KERNEL_OPS) or not (created or written): return out
         self.launches += OWN_LAUNCHES if name.startswith('elleci::') else 1
         if name in WRITE_ONLY_OPS: read = [t for t in read if all(t is not w for w in written)]
@@ -494,12 +496,7 @@ def step_bytes(
 # %% ../../nbs/63_step_time_link.ipynb #3ce73c18
 def _spill_seconds(train, m, vram, peak):
     "Bytes above the card, read and written in each direction of each micro-batch"
-    if (vram is None) != (peak is None):
-        raise UserError(
-            f'vram is {vram!r} and peak {peak!r}: give both, the memory of the card and what the step holds '
-            'at its peak, or neither.'
-        )
-    if vram is None: return 0.
+    if vram is None or peak is None: return 0.
     limit = vram if isinstance(vram, int) else card_bytes(vram)
     directions = 2 if train.engine == 'layer-major' else 2*train.grad_accum_steps
     return directions*2*max(0, peak - limit)/m.spill
@@ -597,22 +594,13 @@ def _launch_seconds(device:torch.device)->float: # seconds
     with Traffic() as counter: step()
     return STEP_LAUNCH*_best_seconds(step, device, wait=False, repeats=10)/counter.launches
 
-class _Makers(TorchDispatchMode):
-    "Counts the operators that make a tensor, as a rehearsal sees them"
-    n = 0
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        read = {t.untyped_storage()._cdata for t in _unique_tensors((args, kwargs))}
-        self.n += any(t.untyped_storage()._cdata not in read for t in _unique_tensors(out))
-        return out
-
 def _operator_seconds_on_cpu()->float: # seconds
     "What an operator that makes a tensor takes in a training, with all that happens between two of them"
     block = Block(ModelConfig(d_model=32, n_layers=1, headdim=16, d_state=4, n_attn_heads=2, d_ff=64), 'M')
     x, tokens = torch.zeros(1, 16, 32, requires_grad=True), torch.zeros(1, 16, dtype=torch.long)
     def step(): block(x, tokens).sum().backward()
-    with _Makers() as made: step()
-    return _best_seconds(step, torch.device('cpu'))/made.n
+    with Traffic() as counter: step()
+    return _best_seconds(step, torch.device('cpu'))/counter.made
 
 # %% ../../nbs/63_step_time_measured.ipynb #35d5c191
 def measured_machine(

@@ -289,7 +289,7 @@ def _explain_oom(config, a, free):
         # What CUDA may still take is not the allocator's.
         room = a.needed - 1
         if free: room = a.fit(free, _overhead_left(torch.device(a.target))).spare + a.needed
-        text = explain_oom(e, lambda: alternatives(config, room, a.target))
+        text = explain_oom(e, lambda: alternatives(a, room))
     if not config.train.oom_backoff:
         text += '\n\nOr add --resume --oom-backoff, which goes on with smaller micro-batches.'
     raise UserError(text)
