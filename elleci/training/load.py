@@ -13,22 +13,15 @@ from ..layers.ffn import PackedLinear, pack_model
 from ..engine.layer_major import make_model
 from ..data.tokenizer import load_tokenizer
 from ..data.shards import tokenizer_fingerprint
-from .checkpoint import MODEL_FILE, checkpoints, load_weights, model_folder
-from .checkpoint import latest_checkpoint, safetensors_metadata
+from .checkpoint import MODEL_FILE, latest_checkpoint, load_weights, model_folder
+from .checkpoint import safetensors_metadata
 
 # %% ../../nbs/75_load_run.ipynb #3776fa5a
 def _find_weights(run):
-    "The folder of a run's weights and the metadata stored with them; `UserError` if it has two kinds of them"
-    if not (run/MODEL_FILE).exists():
-        point = latest_checkpoint(run)
-        if point is None: return model_folder(run), {}
-        return point.folder, safetensors_metadata(point.folder/MODEL_FILE) | point.metadata
-    if checkpoints(run):
-        raise UserError(
-            f'{run} holds {MODEL_FILE} beside its checkpoints, and only one of them can be meant: '
-            f'move {run/MODEL_FILE} to a folder of its own.'
-        )
-    return run, safetensors_metadata(run/MODEL_FILE)
+    "The folder of a run's weights, and what is recorded of them"
+    if (run/MODEL_FILE).exists(): return run, safetensors_metadata(run/MODEL_FILE)
+    checkpoint = latest_checkpoint(run)
+    return (checkpoint.folder, checkpoint.metadata) if checkpoint else (model_folder(run), {})
 
 # %% ../../nbs/75_load_run.ipynb #ab645a4d
 def is_valid_packed(layer:PackedLinear)->bool:

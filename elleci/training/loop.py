@@ -114,8 +114,6 @@ def stop_on_signal(): # gives a function that returns whether a stop was request
 
 # %% ../../nbs/75_loop.ipynb #35e5a239
 def _ignore(*args, **kwargs): pass
-def _no_command(step): return ''
-def _no_fields(): return {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,9 +121,9 @@ class Callbacks:
     "What a training calls on its way; each does nothing unless you give it"
     log:Callable = _ignore                # log(step=…, **fields): an event
     save:Callable = _ignore               # save(step, data_state): a checkpoint is due
-    next_command:Callable = _no_command   # next_command(step): 'pause', 'unpause', 'save', 'stop', or ''
+    next_command:Callable = _ignore       # next_command(step): 'pause', 'unpause', 'save', 'stop', or none
     progress:Callable = iter              # progress(steps): the steps, while something shows how far they are
-    sample_text:Callable = _no_fields     # sample_text(): more fields for the event of a validation
+    sample_text:Callable = dict           # sample_text(): more fields for the event of a validation
     on_bad_batch:Callable = _ignore       # on_bad_batch(step, micro_batches): their gradient was not finite
 
 # %% ../../nbs/75_loop.ipynb #e9152204
@@ -159,13 +157,6 @@ def set_learning_rates(optimizer:torch.optim.Optimizer, train, step:int, val_los
     lrs = [rate_of_layer[layer] for layer in sorted(rate_of_layer)]
     return dict(lr=lr, lrs=lrs) if len(set(lrs)) > 1 else dict(lr=lr)
 
-# %% ../../nbs/75_loop.ipynb #277becdb
-def skipped_fields(data_state:dict|None)->dict: # empty where no row was skipped
-    "For the log: how many rows of streams were skipped so far, in all and of each source"
-    skipped = {name: sum(counts.values()) for name, counts in (data_state or {}).get('skipped', {}).items()}
-    if not skipped: return {}
-    return dict(skipped_rows=sum(skipped.values())) | {f'skipped_rows_{k}': n for k, n in skipped.items()}
-
 # %% ../../nbs/75_loop.ipynb #f600174d
 class TrainingLoop:
     "What `fit` does beside making steps, in parts: log one, validate, save, obey commands"
@@ -177,7 +168,7 @@ class TrainingLoop:
         on_bad_batch = run.callbacks.on_bad_batch
         self.stepper = FaultTolerantStep(engine, self.train, self.log, run.recovery, on_bad_batch)
         # A part of a matrix has another scale than the whole.
-        self.ternary_stats = TernaryStats(engine.model) if engine.ranks.has_whole_weights else _no_fields
+        self.ternary_stats = TernaryStats(engine.model) if engine.ranks.has_whole_weights else dict
         self.meter = Meter(run.config.model, self.train, engine.device, engine.ranks.n)
         self.health_monitor = run.health_monitor or HealthMonitor(engine.device)
         self.saved_step = engine.global_step
@@ -195,7 +186,7 @@ class TrainingLoop:
 
     def log_step(self, step, metrics, seconds, data_wait_seconds):
         "Log a step's metrics, and what the health monitor notices in them"
-        measured = self.meter(step, seconds) | skipped_fields(self.data_state)
+        measured = self.meter(step, seconds)
         self.log(step=step, **metrics, seconds=seconds, data_wait_seconds=data_wait_seconds, **measured)
         levels = self.meter.memory_level(), measured['memory_bytes']
         notices = self.health_monitor(metrics['loss'], seconds, data_wait_seconds, *levels)
@@ -208,7 +199,8 @@ class TrainingLoop:
         with collect_routes() as routes:
             metrics = validate(self.engine, run.val_sources, batch_size, self.train.val_rows, run.token_bytes)
         if routes: metrics['router_share'] = route_share(routes, run.config.model)
-        run.val_losses.append(metrics['val_loss'])
+        # JSON, in which a checkpoint keeps them, has no number for a loss that isn't finite.
+        if math.isfinite(metrics['val_loss']): run.val_losses.append(metrics['val_loss'])
         self.log(step=step, **metrics, **self.ternary_stats(), **run.callbacks.sample_text())
 
     def save(self, step):

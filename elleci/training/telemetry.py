@@ -186,17 +186,14 @@ def send_command(run:str|Path, command:str):
 
 # %% ../../nbs/68_telemetry.ipynb #3feb5609
 def take_command(run:str|Path)->str: # one of `COMMANDS`, or ''
-    "Read the command in a run's folder, and remove it; warns of one that does not exist"
+    "Read the command in a run's folder, and remove it"
     path = Path(run)/'control'
     if not path.exists(): return ''
     taken = path.with_name('control.read')
     os.replace(path, taken)
     command = taken.read_text(errors='replace').strip()
     taken.unlink()
-    if command in COMMANDS: return command
-    known = ', '.join(COMMANDS)
-    warnings.warn(f'Ignored the unknown command {command!r} in {path}: use {known}.', stacklevel=2)
-    return ''
+    return command if command in COMMANDS else ''
 
 # %% ../../nbs/68_telemetry_meters.ipynb #c7d0c813
 import dataclasses, importlib.util, platform, statistics, subprocess
