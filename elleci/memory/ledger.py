@@ -398,20 +398,17 @@ def parse_bytes(
 )->int: # bytes, from 1 to 2⁴⁰
     "Read a size: GB is 10⁹ bytes, GiB is 2³⁰; `UserError` for anything that could be misread"
     shown = str(text).strip()[:40]
-    found = re.fullmatch(r'\s*([0-9]{1,15}\.?[0-9]{0,15}|\.[0-9]{1,15})\s*([A-Za-z]*)\s*', str(text))
-    number, unit = found.groups() if found else ('', '')
-    problem = ''
-    if not found: problem = "is not a size: write a positive number and a unit, like '12GiB' or '11.5 GB'."
-    elif not unit:
-        problem = f'has no unit: write {number}GB for {number} × 10⁹ bytes, {number}GiB for {number} × 2³⁰.'
+    found = re.fullmatch(r'\s*(\d+\.?\d*|\.\d+)\s*([A-Za-z]*)\s*', str(text))
+    number, unit = found.groups() if found else ('0', 'B')
+    if not unit:
+        advice = f'{number}GB for {number} × 10⁹ bytes, {number}GiB for {number} × 2³⁰'
+        raise UserError(f'{shown!r} has no unit: write {advice}.')
     # Gb is a gigabit.
-    elif unit.lower() not in _UNITS or (unit[0].isupper() and unit[-1] == 'b' and len(unit) > 1):
-        problem = 'has a unit that is not one of bytes: use B, kB, MB, GB (powers of 1000) or KiB, MiB, GiB.'
-    elif unit.lower() == 'b' and Decimal(number) % 1: problem = 'has a fraction of a byte: give whole bytes.'
-    elif not 1 <= Decimal(number)*_UNITS[unit.lower()] <= 2**40:
-        problem = 'is no memory of a card: give a size from 1 B to 1 TiB.'
-    if problem: raise UserError(f'{shown!r} {problem}')
-    return int(Decimal(number)*_UNITS[unit.lower()])
+    is_bits = unit.endswith('b') and not unit.islower()
+    nbytes = Decimal(number)*(0 if is_bits else _UNITS.get(unit.lower(), 0))
+    if not 1 <= nbytes <= 2**40:
+        raise UserError(f"{shown!r} is not a size from 1 B to 1 TiB: write one like '12GiB' or '11.5 GB'.")
+    return int(nbytes)
 
 # %% ../../nbs/10_ledger_cards.ipynb #289dd3f0
 @dataclass(frozen=True, kw_only=True)

@@ -721,7 +721,7 @@ class LeakDetector(TorchDispatchMode):
 
 # %% ../../nbs/13_measure_out_of_memory.ipynb #1d2a9c63
 import traceback
-from ..core import MiB
+from ..core import GiB, MiB
 
 # %% ../../nbs/13_measure_out_of_memory.ipynb #985dba0f
 def bandwidth(
@@ -781,47 +781,30 @@ def spill_signs(
 # %% ../../nbs/13_measure_out_of_memory.ipynb #172c6533
 # What stands around each figure: in PyTorch's words, or in those of `elleci.memory.allocator`.
 _FIGURES = {
-    'requested': ('(?:[Tt]ried|[Uu]nable) to allocate SIZE', 'SIZE wanted'),
-    'total': ('total capacity of SIZE', 'limit SIZE'),
-    'free': ('of which SIZE is free',),
-    'allowed': ('SIZE allowed;',),
-    'process': ('this process has SIZE memory in use',),
-    'tensors': ('SIZE is allocated by PyTorch', 'SIZE of it allocated'),
-    'cached': ('SIZE is reserved by PyTorch but unallocated',),
-    'reserved': (', SIZE reserved,',),
+    '(?:[Tt]ried|[Uu]nable) to allocate SIZE': 'requested',
+    'SIZE wanted': 'requested',
+    'total capacity of SIZE': 'total',
+    'limit SIZE': 'total',
+    'of which SIZE is free': 'free',
+    'SIZE allowed;': 'allowed',
+    'SIZE is allocated by PyTorch': 'tensors',
+    'SIZE of it allocated': 'tensors',
+    'SIZE is reserved by PyTorch but unallocated': 'cached',
+    ', SIZE reserved,': 'reserved',
 }
-_UNKNOWN = 2**64   # bytes: what Windows and WSL2 say of a process whose memory they don't know
 _UNIT = {'bytes': 1, 'KB': 1000} | {p + 'iB': 1024**i for i, p in enumerate('KMGT', 1)}
 
-
-def _sizes(pattern, text):
-    "The bytes in all places where the text follows the pattern; what is no size is left out"
-    found = re.findall(pattern.replace('SIZE', r'([\d.,]+) (\w+)'), text)
-    found = [float(n.replace(',', ''))*_UNIT[unit] for n, unit in found if n.count('.') < 2 and unit in _UNIT]
-    return [int(n) for n in found if n < _UNKNOWN]
-
 # %% ../../nbs/13_measure_out_of_memory.ipynb #f92cbab0
-def _own_process(found:dict, others:list)->int|None: # one of `others`
-    "Which of the processes is this one, under a number that it doesn't know (in a container, on Colab)"
-    if not {'total', 'free', 'tensors', 'cached'} <= set(found): return None
-    ours, rounding = found['tensors'] + found['cached'], 32*MiB
-    if found['free'] + ours + sum(others) <= found['total'] + rounding: return None
-    return min((n for n in others if n >= ours - rounding), default=None)
-
-# %% ../../nbs/13_measure_out_of_memory.ipynb #5033fc9e
 def _read_error(text:str)->dict: # quantity: bytes, as far as the message says
     "The figures of an out-of-memory error"
-    found = {name: n for name, patterns in _FIGURES.items() for p in patterns for n in _sizes(p, text)[:1]}
+    found = {}
+    for pattern, name in _FIGURES.items():
+        if size := re.search(pattern.replace('SIZE', r'([\d.,]+) (\w+)'), text):
+            # What is no size is left out.
+            with contextlib.suppress(ValueError, KeyError):
+                found[name] = int(float(size[1].replace(',', ''))*_UNIT[size[2]])
     if 'reserved' in found: found['cached'] = found.pop('reserved') - found.get('tensors', 0)
-    others = _sizes(r'Process \d+ has SIZE memory in use', text)
-    own = None if 'process' in found else _own_process(found, others)
-    if own is not None:
-        others.remove(own)
-        found['process'] = own
-    if others: found['others'] = sum(others)
-    if 'process' in found:
-        found['torch aside'] = max(0, found.pop('process') - found.get('tensors', 0) - found.get('cached', 0))
-    elif not others and {'total', 'free', 'tensors', 'cached'} <= set(found):
+    if {'total', 'free', 'tensors', 'cached'} <= found.keys():
         found['elsewhere'] = max(0, found['total'] - found['free'] - found['tensors'] - found['cached'])
     return found
 
@@ -885,17 +868,15 @@ def _hints(f:dict)->list: # sentences
     if requested and in_torch + requested > f.get('allowed', np.inf):
         hints.append(f"This process may take {fmt_bytes(f['allowed'])} of the card: "
                     'torch.cuda.set_per_process_memory_fraction has set that; give it a larger fraction.')
-    if 0 < missing <= f.get('others', 0):
-        hints.append(f"Other processes hold {fmt_bytes(f['others'])}: {fmt_bytes(missing)} of it would have "
-                     'been enough.')
+    if 0 < missing <= f.get('elsewhere', 0) - GiB:
+        hints.append(f"Contexts and other processes hold {fmt_bytes(f['elsewhere'])}, where "
+                     f'{fmt_bytes(missing)} would have been enough: nvidia-smi lists them.')
     return hints
 
 # %% ../../nbs/13_measure_out_of_memory.ipynb #1f57ea4b
 _ROWS = {
     'tensors': 'in tensors',
     'cached': 'in the allocator, in no tensor',
-    'torch aside': 'this process beside torch (context, libraries)',
-    'others': 'other processes',
     'elsewhere': 'contexts, libraries, other processes',
     'free': 'free',
     'allowed': 'allowed to this process, at most',
