@@ -644,9 +644,6 @@ def _refuse(search, budgets, reserve):
     least = {budget: nbytes for budget, nbytes in found.items() if nbytes is not None}
     if 'card' in least: least['card'] += reserve
     if 'ram' in least: least['ram'] = math.ceil(least['ram']/(1 - RAM_RESERVE))
-    averaged = 4*_kept_bytes(search.config.model, search.config.train)[2]
-    without = f'averaging_start = 1 keeps {fmt_bytes(averaged)} of averaged weights out of the RAM; '
-    if search.config.train.averaging_start == 1 or 'card' in least: without = ''
     names = dict(card='a card of {}', ram='{} of RAM', pinned='{} of pinned memory')
     would = ' or '.join(names[budget].format(fmt_bytes(n)) for budget, n in least.items())
     enough = f'{would} would do, the others as they are' if would else 'none of the three alone would do'
@@ -654,8 +651,8 @@ def _refuse(search, budgets, reserve):
         f'{search.config.preset} does not fit into {fmt_bytes(room.card)} of a card of '
         f'{fmt_bytes(budgets.card)} ({fmt_bytes(reserve)} stays free), '
         f'{fmt_bytes(room.ram)} of RAM and {fmt_bytes(room.pinned)} of pinned memory, in any of '
-        f'{len(search.all):,} ways: {enough}; {without}take shorter rows (seq_len), fewer of them a step '
-        '(grad_accum_steps), or a smaller model.',
+        f'{len(search.all):,} ways: {enough}; or take shorter rows (seq_len), fewer of them a step '
+        '(grad_accum_steps), no averaged weights (averaging_start = 1), or a smaller model.',
         least,
     )
 
@@ -682,14 +679,9 @@ def planning_machine(
 def _check_choices(choices):
     "Refuse settings that are not searched"
     for name, values in choices.items():
-        if name not in SEARCHABLE:
+        if name not in SEARCHABLE or not isinstance(values, (list, tuple)):
             searched = ', '.join(SEARCHABLE)
-            raise UserError(f'choices has {name!r}, which is not searched: give any of {searched}.')
-        if not isinstance(values, (list, tuple)) or not values:
-            raise UserError(f'choices of {name} are {values!r}: give a list of values.')
-        counts = values if name in ('batch_size', 'grad_accum_steps') else ()
-        if any(type(n) is not int or n < 1 for n in counts):
-            raise UserError(f'choices of {name} are {values!r}: give positive whole numbers.')
+            raise UserError(f'choices has {name} = {values!r}: give a list of values for any of {searched}.')
 
 
 def _search_for(config, room, machine, tokens_per_step, choices):
