@@ -207,7 +207,7 @@ HOOKS = {
 STARTUP_STEPS = 2
 
 
-@dataclass
+@dataclass(repr=False)
 class StepTimes:
     "What was noted of each step"
     shapes:list = field(default_factory=list)      # of the micro-batches: ((B, T), …)
