@@ -197,7 +197,7 @@ def measure_first_steps(
 
 # %% ../../nbs/76_preflight.ipynb #adca802c
 def _account_of_steps(a, step, shapes):
-    "(Account, what to call it) of the steps up to `step`, of (B, T, M) each; of several, that with most counts"
+    "(Account, what to call it) of the steps up to `step`, of (B, T, M) each; of several, the fullest"
     full = dataclasses.replace(a.config.train, seq_len_schedule=())
     def rehearsed(shape):
         B, T, M = shape
