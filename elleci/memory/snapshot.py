@@ -11,7 +11,7 @@ import functools, pickle, pickletools, re
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 import numpy as np
 from ..core import GiB, UserError, atomic_write, fmt_bytes, require
 from ..files import read_limited
@@ -171,27 +171,15 @@ class Snapshot:
 def _schema():
     "What a snapshot must have, and a frame of its call stacks; made at first use, which alone needs msgspec"
     msgspec = require('msgspec', 'read snapshots')
-    Whole = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
-    class Frame(msgspec.Struct):
-        name:str = ''
-        filename:str = ''
-        line:Whole = 0
-    class Block(msgspec.Struct):
-        size:Whole
-        state:str
-        requested_size:Whole|None = None
-    class Segment(msgspec.Struct):
-        address:Whole
-        total_size:Whole
-        blocks:list[Block]
-        device:int = 0
-    class Entry(msgspec.Struct):
-        action:str
-        addr:Whole = 0
-        size:Whole = 0
-    class File(msgspec.Struct):
-        segments:list[Segment]
-        device_traces:list[list[Entry]] = []
+    struct, Whole = msgspec.defstruct, Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
+    frames = 'frames', Any, ()      # looked at where they are wanted
+    Frame = struct('Frame', [('name', str, ''), ('filename', str, ''), ('line', Whole, 0)])
+    Block = struct('Block', [('size', Whole), ('state', str), ('requested_size', Whole | None, None), frames])
+    Segment = struct(
+        'Segment', [('address', Whole), ('total_size', Whole), ('blocks', list[Block]), ('device', int, 0)],
+    )
+    Entry = struct('Entry', [('action', str), ('addr', Whole, 0), ('size', Whole, 0), frames])
+    File = struct('File', [('segments', list[Segment]), ('device_traces', list[list[Entry]], [])])
     return File, Frame
 
 # %% ../../nbs/12_snapshot.ipynb #b55def91
@@ -203,35 +191,33 @@ def snapshot_from_dict(
     msgspec, (File, Frame) = require('msgspec', 'read snapshots'), _schema()
     file = msgspec.convert(data, File)
     histories = file.device_traces or [[]]
-    n_devices = len(histories)
-    if device is None: device = max(range(n_devices), key=lambda i: len(histories[i]))
-    if device not in range(n_devices):
-        raise UserError(f'device is {device!r}: this snapshot has GPUs 0 to {n_devices - 1}.')
+    if device is None: device = max(range(len(histories)), key=lambda i: len(histories[i]))
+    if device not in range(len(histories)):
+        raise UserError(f'device is {device!r}: this snapshot has GPUs 0 to {len(histories) - 1}.')
     known = {}      # id of a list of frames: what it holds; equal lists are often one
     def frames(owner):
-        innermost = owner.get('frames') or ()
-        if id(innermost) not in known:
-            found = msgspec.convert(list(innermost)[:64], list[Frame])
-            known[id(innermost)] = tuple((f.name, f.filename, f.line) for f in found)
-        return known[id(innermost)]
+        if id(owner.frames) not in known:
+            innermost = msgspec.convert(list(owner.frames or ())[:64], list[Frame])
+            known[id(owner.frames)] = tuple(map(msgspec.structs.astuple, innermost))
+        return known[id(owner.frames)]
     segments = []
-    for s, raw in zip(file.segments, data['segments']):
+    for s in file.segments:
         if s.device != device: continue
         address, blocks = s.address, []
-        for b, raw_block in zip(s.blocks, raw['blocks']):
+        for b in s.blocks:
             requested = b.size if b.requested_size is None else b.requested_size
-            blocks.append((address, b.size, requested, b.state, frames(raw_block)))
+            blocks.append((address, b.size, requested, b.state, frames(b)))
             address += b.size
         if address != s.address + s.total_size:
             raise msgspec.ValidationError('blocks do not add up to their segment')
         segments.append(dict(address=s.address, total_size=s.total_size, blocks=blocks))
-    entries, raw = histories[device], (data.get('device_traces') or [[]])[device]
+    entries = histories[device]
     return Snapshot(
         device=device,
         actions=[e.action for e in entries],
         addresses=np.array([e.addr for e in entries], np.int64),
         sizes=np.array([e.size for e in entries], np.int64),
-        frames=[frames(e) for e in raw],
+        frames=[frames(e) for e in entries],
         segments=segments,
     )
 

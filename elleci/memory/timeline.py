@@ -7,6 +7,7 @@ __all__ = ['Timeline', 'trace_timeline', 'timeline_payload', 'timeline_html', 's
 
 # %% ../../nbs/12_timeline.ipynb #141308dc
 import re
+from collections import namedtuple
 from dataclasses import dataclass, replace
 import numpy as np
 from ..annotate import CATEGORIES
@@ -78,38 +79,25 @@ class Timeline:
         return Summary(title + size, byte_rows(sizes, self.groups))
 
 # %% ../../nbs/12_timeline.ipynb #60feaa8a
-BLOCK_COLUMNS = 'address', 'size', 'nbytes', 'start', 'end', 'group', 'step', 'phase', 'layer', 'op', 'line'
+_Block = namedtuple('_Block', 'address size nbytes start end group step phase layer op line',
+                    defaults=(0, '', '', '', ''))
 
 
-class _Rows:
-    "Collects blocks row by row"
-    def __init__(self, groups):
-        self.groups = {name: k for k, name in enumerate(groups)}
-        self.numbers = {'': 0}   # string: its number
-        self.rows = []
-
-    def string(self, s): return self.numbers.setdefault(s or '', len(self.numbers))
-
-    def add(self, *, address, size, nbytes, start, end, group, step=0, phase='', layer='', op='', line=''):
-        names = [self.string(s) for s in (phase, layer, op, line)]
-        self.rows.append((address, size, nbytes, start, end, self.groups[group], step, *names))
-
-    def columns(self):
-        table = np.array(self.rows, np.int64).reshape(-1, len(BLOCK_COLUMNS))
-        return dict(zip(BLOCK_COLUMNS, table.T))
-
-    def strings(self): return list(self.numbers)
-
-    def band(self, names):
-        "Where the runs of equal names in a list begin, and what they are"
-        starts = [k for k, name in enumerate(names) if k == 0 or name != names[k - 1]]
-        numbers = [self.string(names[k]) for k in starts]
-        return dict(start=np.array(starts, np.int64), name=np.array(numbers, np.int64))
-
-
-def _segment_columns(segments):
-    "Columns of rows of (address, bytes, start, end)"
-    return dict(zip(('address', 'size', 'start', 'end'), np.array(segments, np.int64).reshape(-1, 4).T))
+def _timeline(title, label, n_events, groups, blocks, segments, bands, limit)->Timeline:
+    "From blocks, segments (address, bytes, start, end), and what a band says after each event"
+    position, numbers = {name: k for k, name in enumerate(groups)}, {'': 0}
+    def columns(names, rows):
+        "Rows as columns of whole numbers; a string becomes its number"
+        def number(x): return numbers.setdefault(x, len(numbers)) if isinstance(x, str) else x
+        table = [[number(x) for x in row] for row in rows]
+        return dict(zip(names, np.array(table, np.int64).reshape(-1, len(names)).T))
+    blocks = columns(_Block._fields, [b._replace(group=position[b.group]) for b in blocks])
+    for band, names in bands.items():
+        # Where the runs of equal names begin, and what they are.
+        runs = [(k, name) for k, name in enumerate(names) if k == 0 or name != names[k - 1]]
+        bands = bands | {band: columns(('start', 'name'), runs)}
+    segments = columns(('address', 'size', 'start', 'end'), segments)
+    return Timeline(title, label, n_events, groups, list(numbers), blocks, segments, bands, limit)
 
 # %% ../../nbs/12_timeline.ipynb #07c6e856
 def _outer_layer(layer:str)->str: # 'blocks.3'
@@ -118,17 +106,16 @@ def _outer_layer(layer:str)->str: # 'blocks.3'
     return numbered[0] if numbered else layer.partition('.')[0]
 
 
-def _trace_bands(rows:_Rows, trace:Trace, events)->dict:
+def _trace_bands(trace:Trace)->dict: # of lists
     "Step, phase and layer of each event"
-    steps, phases, layers = [], [], []
-    for event in events:
+    found = dict(step=[], phase=[], layer=[])
+    for event in trace.device_events:
         a, made = trace.allocation_at(event), trace.events[event] >= 0
-        there_before = made and a.phase == 'build'
-        if made: step = 'before' if there_before else f'step {a.step + 1}'
-        steps.append(step)
-        phases.append(a.phase if made else a.free_phase)
-        layers.append(_outer_layer(a.layer if made else a.free_layer))
-    return dict(step=rows.band(steps), phase=rows.band(phases), layer=rows.band(layers))
+        if made: step = 'before' if a.phase == 'build' else f'step {a.step + 1}'
+        found['step'].append(step)
+        found['phase'].append(a.phase if made else a.free_phase)
+        found['layer'].append(_outer_layer(a.layer if made else a.free_layer))
+    return found
 
 # %% ../../nbs/12_timeline.ipynb #e0d3a03a
 def trace_timeline(
@@ -145,27 +132,20 @@ def trace_timeline(
         allocations = [replace(a, host=False) for a in trace.allocations]
         trace = Trace(allocations, trace.events, trace.target)
         replayed = None
-    replayed, rows = replayed or replay(trace.replay_events()), _Rows(CATEGORIES)
-    events = trace.device_events
-    n = len(events)
-    number = dict(zip(events.tolist(), range(n)))
-    def fixed(nbytes, size, address, group, op):
-        rows.add(address=address, size=size, nbytes=nbytes, start=0, end=n, group=group, op=op)
-    if context: fixed(context, context, -1, 'context', "the driver's context")
-    for address, size in replayed.workspaces: fixed(size, size, address, 'workspaces', 'library workspace')
+    replayed = replayed or replay(trace.replay_events())
+    n = len(trace.device_events)
+    number = dict(zip(trace.device_events.tolist(), range(n))) | {None: n}
+    fixed = [(-1, context, 'context', "the driver's context")] if context else []
+    fixed += [(address, size, 'workspaces', 'library workspace') for address, size in replayed.workspaces]
+    blocks = [_Block(address, size, size, 0, n, group, op=op) for address, size, group, op in fixed]
     for i, a in enumerate(trace.allocations):
         if a.host or not a.nbytes: continue
         address, size = replayed.blocks[i]
-        end = n if a.free_event is None else number[a.free_event]
-        rows.add(
-            address=address, size=size if on_gpu else a.nbytes, nbytes=a.nbytes,
-            start=number[a.alloc_event], end=end, group=a.category, step=a.step,
-            phase=a.phase, layer=a.layer, op=a.op, line=a.line,
-        )
-    bands = _trace_bands(rows, trace, events)
+        blocks.append(_Block(address, size if on_gpu else a.nbytes, a.nbytes, number[a.alloc_event],
+                             number[a.free_event], a.category, a.step, a.phase, a.layer, a.op, a.line))
     segments = [(address, nbytes, k, n) for address, nbytes, k in replayed.taken] if on_gpu else []
-    groups, columns = {c: COLOURS[c] for c in CATEGORIES}, _segment_columns(segments)
-    return Timeline(title, 'predicted', n, groups, rows.strings(), rows.columns(), columns, bands, limit)
+    groups = {c: COLOURS[c] for c in CATEGORIES}
+    return _timeline(title, 'predicted', n, groups, blocks, segments, _trace_bands(trace), limit)
 
 # %% ../../nbs/12_timeline_page.ipynb #ba76deae
 import base64, json, zlib
@@ -224,50 +204,36 @@ def timeline_html(
     )
 
 # %% ../../nbs/12_timeline_page.ipynb #ac22a648
-class _Lives:
-    "Pairs of allocations and frees at the same address, for blocks and for segments"
-    def __init__(self):
-        self.open = {}   # address: (size, event, anything)
-        self.closed = [] # of (address, size, start, end, anything)
-
-    def begin(self, address, size, event, what=None):
-        # What was there must have gone unseen.
-        if address in self.open: self.end(address, 0, event)
-        self.open[address] = size, event, what
-
-    def end(self, address, size, event, what=None):
-        size, start, what = self.open.pop(address, (size, 0, what))
-        self.closed.append((address, size, start, event, what))
-
-    def there_at_end(self, address, size, what=None):
-        if address not in self.open: self.open[address] = size, 0, what
-
-    def all(self, n_events):
-        alive = [(address, size, start, n_events, what) for address, (size, start, what) in self.open.items()]
-        return sorted((x for x in self.closed + alive if x[2] < x[3]), key=lambda x: (x[2], x[0]))
+def _lives(history, at_end, n_events)->list: # of (address, size, start, frames, end)
+    "What came and went at each address; whatever was not seen to come was there before"
+    alive, lives = {}, []
+    for event, made, address, size, frames in history:
+        # Where something is made, what was there must have gone unseen.
+        if address in alive or not made: lives.append((address, *alive.pop(address, (size, 0, ())), event))
+        if made: alive[address] = size, event, frames
+    for address, size, frames in at_end: alive.setdefault(address, (size, 0, frames))
+    lives += [(address, *life, n_events) for address, life in alive.items()]
+    return sorted((life for life in lives if life[2] < life[4]), key=lambda life: (life[2], life[0]))
 
 
 def _snapshot_lives(snapshot:Snapshot)->tuple: # (events, lives of blocks, lives of segments)
     "When each block and each segment of a recording came and went"
-    blocks, segments, n = _Lives(), _Lives(), 0
+    blocks, segments, n = [], [], 0
     history = zip(snapshot.actions, snapshot.addresses.tolist(), snapshot.sizes.tolist(), snapshot.frames)
-    for action, address, size, frames in history:
-        if action == 'alloc': blocks.begin(address, size, n, frames)
-        elif action == 'free_completed': blocks.end(address, size, n, ())
-        elif action in ('segment_alloc', 'segment_map'):
-            segments.begin(address, size, n)
-            continue
-        elif action in ('segment_free', 'segment_unmap'):
-            segments.end(address, size, n)
-            continue
-        else: continue
-        n += 1
-    for s in snapshot.segments:
-        mapped = any(s['address'] <= a < s['address'] + s['total_size'] for a in segments.open)
-        if not mapped: segments.there_at_end(s['address'], s['total_size'])
-        for address, _, requested, state, frames in s['blocks']:
-            if state != FREE: blocks.there_at_end(address, requested, frames)
-    return n, blocks.all(n), segments.all(n)
+    for action, *what in history:
+        if action.startswith('segment_'):
+            segments.append((n, action in ('segment_alloc', 'segment_map'), *what))
+        elif action in ('alloc', 'free_completed'):
+            blocks.append((n, action == 'alloc', *what))
+            n += 1
+    used = [b for s in snapshot.segments for b in s['blocks'] if b[3] != FREE]
+    used = [(address, requested, frames) for address, _, requested, _, frames in used]
+    mapped = [life[0] for life in _lives(segments, [], n) if life[4] == n]
+    unseen = [
+        (s['address'], s['total_size'], ()) for s in snapshot.segments
+        if not any(s['address'] <= a < s['address'] + s['total_size'] for a in mapped)
+    ]
+    return n, _lives(blocks, used, n), _lives(segments, unseen, n)
 
 # %% ../../nbs/12_timeline_page.ipynb #018da93c
 SITE_COLOURS = '#4477aa', '#ee6677', '#228833', '#ccbb44', '#66ccee', '#aa3377', '#ee8866'
@@ -275,27 +241,13 @@ OTHER_SITES = 'all else'
 TORCH_FRAMES = re.compile(r'[/\\]torch[/\\]|^<|^\?\?|\.(cpp|cc|c|h|hpp|cu)$')
 
 
-def _told(frames:tuple)->dict: # what our own frames tell, see `FRAME_KINDS`
-    "Layer, phase and category of a block, where we wrote the snapshot"
-    return {kind: name for name, kind, _ in frames if kind in FRAME_KINDS}
-
-
-def _site(frames:tuple)->tuple: # (operator, source line)
-    "The function that allocated, and the innermost line that isn't PyTorch's own"
+def _recorded_block(address, nbytes, start, frames, end)->_Block:
+    "A row; the frames of a snapshot that we wrote tell category, phase and layer, see `FRAME_KINDS`"
+    told = {kind: name for name, kind, _ in frames if kind in FRAME_KINDS}
     own = [f for f in frames if not TORCH_FRAMES.search(f[1]) and f[1] not in (*FRAME_KINDS, 'operator')]
     line = f'{own[0][1]}:{own[0][2]}' if own else ''
-    return frames[0][0] if frames else '', line
-
-
-def _largest_groups(timeline:Timeline)->Timeline:
-    "The groups that hold most at the peak get a colour each, the rest are one"
-    held = timeline.at_peak()
-    largest = sorted(held, key=held.get, reverse=True)[:len(SITE_COLOURS)]
-    groups = dict(zip(largest, SITE_COLOURS)) | {OTHER_SITES: '#999999'}
-    number = {name: k for k, name in enumerate(groups)}
-    new = np.array([number.get(name, len(largest)) for name in timeline.groups], np.int64)
-    blocks = timeline.blocks | dict(group=new[timeline.blocks['group']])
-    return replace(timeline, groups=groups, blocks=blocks)
+    return _Block(address, -(-nbytes//512)*512, nbytes, start, end, told.get('category'), 0,
+                  told.get('phase', ''), told.get('layer', ''), frames[0][0] if frames else '', line)
 
 # %% ../../nbs/12_timeline_page.ipynb #8fb7373f
 def snapshot_timeline(
@@ -305,21 +257,18 @@ def snapshot_timeline(
 )->Timeline:
     "The timeline of a recording; grouped by category where the snapshot is ours, else by source line"
     n, lives, segments = _snapshot_lives(snapshot)
-    told, sites = [_told(x[4] or ()) for x in lives], [_site(x[4] or ()) for x in lives]
-    names = [d.get('category', '') if d.get('category') in CATEGORIES else '' for d in told]
-    ours = all(names)
+    blocks = [_recorded_block(*life) for life in lives]
+    segments = [(address, size, start, end) for address, size, start, _, end in segments]
+    def grouped(groups):
+        "The timeline where blocks of no group are one of their own"
+        shown = [b if b.group in groups else b._replace(group=OTHER_SITES) for b in blocks]
+        return _timeline(title, 'measured', n, groups, shown, segments, {}, limit)
+    if all(b.group in CATEGORIES for b in blocks): return grouped({c: COLOURS[c] for c in CATEGORIES})
     # Without a call stack, equal sizes are the best hint at equal tensors.
-    if not ours: names = [line or op or f'{fmt_bytes(x[1])} blocks' for (op, line), x in zip(sites, lives)]
-    groups = {c: COLOURS[c] for c in CATEGORIES} if ours else dict.fromkeys(names)
-    rows = _Rows(groups)
-    for (address, nbytes, start, end, _), d, (op, line), name in zip(lives, told, sites, names):
-        rows.add(
-            address=address, size=-(-nbytes//512)*512, nbytes=nbytes, start=start, end=end, group=name,
-            phase=d.get('phase', ''), layer=d.get('layer', ''), op=op, line=line,
-        )
-    columns = _segment_columns([x[:4] for x in segments])
-    found = Timeline(title, 'measured', n, groups, rows.strings(), rows.columns(), columns, {}, limit)
-    return found if ours else _largest_groups(found)
+    blocks = [b._replace(group=b.line or b.op or f'{fmt_bytes(b.nbytes)} blocks') for b in blocks]
+    held = grouped(dict.fromkeys(b.group for b in blocks)).at_peak()
+    largest = sorted(held, key=held.get, reverse=True)[:len(SITE_COLOURS)]
+    return grouped(dict(zip(largest, SITE_COLOURS)) | {OTHER_SITES: '#999999'})
 
 # %% ../../nbs/12_timeline_page.ipynb #17b91ca2
 def _as_recording(events:list, ops:dict)->Snapshot:
