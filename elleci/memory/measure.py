@@ -11,7 +11,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 import numpy as np
 import torch
-from ..core import UserError, available_memory, fmt_bytes, memory_in_use, optional, pick_device
+from ..core import UserError, available_memory, fmt_bytes, memory_in_use, pick_device
 from ..summary import Summary, SummaryRow, shown_as_summary
 
 # %% ../../nbs/13_measure.ipynb #7392f722
@@ -24,23 +24,15 @@ def _device(given)->torch.device:
 # %% ../../nbs/13_measure.ipynb #82010612
 def memory_now(
     device:torch.device, # where the work happens
-)->dict: # name: bytes; 'nvml' is there only with a GPU and the library pynvml
-    "Everything that torch, the driver and the system say about memory at this moment"
+)->dict: # name: bytes; on a GPU 'total' and its parts, on a CPU 'rss' and 'available'
+    "What torch, the driver and the system say about memory at this moment"
     device = _device(device)
-    rss = memory_in_use(torch.device('cpu'))
-    if device.type != 'cuda': return {'rss': rss, 'available': available_memory(device)}
+    if device.type != 'cuda': return dict(rss=memory_in_use(device), available=available_memory(device))
     free, total = torch.cuda.mem_get_info(device)
-    readings = {
-        'allocated': torch.cuda.memory_allocated(device),
-        'reserved': torch.cuda.memory_reserved(device),
-        'card used': total - free,
-        'card total': total,
-        'rss': rss,
-    }
-    if (nvml := optional('pynvml')) is not None:
-        with contextlib.suppress(RuntimeError, nvml.NVMLError):
-            readings['nvml'] = torch.cuda.device_memory_used(device)
-    return readings
+    tensors, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+    # Elsewhere are contexts, libraries and other processes.
+    return dict(total=total, free=free, tensors=tensors, cached=reserved - tensors,
+                elsewhere=total - free - reserved)
 
 # %% ../../nbs/13_measure.ipynb #d9b4b8ba
 def _start_profiler(*scopes):
@@ -77,7 +69,7 @@ def _operator(path:list)->str:
     return outermost if outermost == allocating else f'{outermost}/{allocating}'
 
 # %% ../../nbs/13_measure.ipynb #f0274854
-def _allocations(results, min_bytes:int)->list: # (address, bytes: negative for a free, operator)
+def _allocations(results)->list: # (address, bytes: negative for a free, operator)
     "The CPU allocator's changes; a marker `elleci.freed:i` becomes the freeing of the known storage `i`"
     from torch._C._profiler import _EventType
     found, todo = [], [(e, []) for e in results.experimental_event_tree()]
@@ -85,7 +77,7 @@ def _allocations(results, min_bytes:int)->list: # (address, bytes: negative for 
         e, path = todo.pop()
         if e.tag == _EventType.Allocation:
             n = e.extra_fields.alloc_size
-            if e.extra_fields.device.type == 'cpu' and (n < 0 or n >= min_bytes):
+            if e.extra_fields.device.type == 'cpu' and (n < 0 or n >= 16):
                 found.append((e.start_time_ns, e.extra_fields.ptr, n, _operator(path) if n > 0 else ''))
         elif e.name.startswith('elleci.freed:'):
             found.append((e.start_time_ns, int(e.name.split(':')[1]) - 2**62, -1, ''))
@@ -97,7 +89,7 @@ def _allocations(results, min_bytes:int)->list: # (address, bytes: negative for 
 # %% ../../nbs/13_measure.ipynb #03ca0c1c
 def _keyed(changes, alive:dict)->list: # (key, bytes: negative for a free, who asked)
     "Each storage under a key of its own; `alive`, {address: (key, bytes)}, is kept up to date"
-    keyed, key = [], 0
+    keyed, key = [], 1 + max((key for key, _ in alive.values()), default=-1)
     for address, n, who in changes:
         # Where something is made, what lay there was freed while nothing was recorded.
         if address in alive:
@@ -110,9 +102,8 @@ def _keyed(changes, alive:dict)->list: # (key, bytes: negative for a free, who a
     return keyed
 
 
-def _as_events(changes):
+def _as_events(keyed):
     "Allocation events, and who asked for each key"
-    keyed = _keyed(changes, {})
     events = [('a', key, n) if n > 0 else ('f', key) for key, n, _ in keyed]
     return events, {key: who for key, n, who in keyed if n > 0}
 
@@ -140,7 +131,6 @@ class Measurement:
     ops:dict = field(default_factory=dict, repr=False)
     # of `StepMemory`, which keeps no events: bytes alive over time
     timeline:np.ndarray|None = field(default=None, repr=False)
-    before:dict = field(default_factory=dict, repr=False) # `memory_now` at the start
     after:dict = field(default_factory=dict, repr=False)  # `memory_now` at the end
 
     def live(self)->np.ndarray: # (n,) int64
@@ -164,33 +154,45 @@ class Measurement:
         return Summary(f'Measured on {self.device}: peak {fmt_bytes(self.peak_allocated)}', rows + held)
 
 # %% ../../nbs/13_measure.ipynb #bc1dace9
-def _known_storages(live_tensors, freed)->list: # bytes of each, and what watches it
-    "Storages that live already; `freed(i)` is called at the end of the i-th"
-    try: storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in live_tensors}.values()
-    except (AttributeError, TypeError, NotImplementedError): storages = [torch.ones(0, device='meta')]
-    if any(s.device.type != 'cpu' for s in storages):
-        raise UserError('live_tensors: give a list of dense CPU tensors, like list(net.parameters()).')
-    known = enumerate(s for s in storages if s.nbytes())
-    return [(s.nbytes(), weakref.ref(s, lambda _, i=i: freed(i))) for i, s in known]
+class _CpuRecord:
+    "Allocations of this thread between `start` and `stop`, as often as wanted"
+    def __init__(self, live_tensors, *scopes): # as `_start_profiler` takes them
+        self.scopes = scopes
+        self.recording = False
+        try: storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in live_tensors}.values()
+        except (AttributeError, TypeError, NotImplementedError): storages = [torch.ones(0, device='meta')]
+        if any(s.device.type != 'cpu' for s in storages):
+            raise UserError('live_tensors: give a list of dense CPU tensors, like list(net.parameters()).')
+        known = [s for s in storages if s.nbytes()]
+        self.alive = {i - 2**62: (i, s.nbytes()) for i, s in enumerate(known)}
+        self.watched = [weakref.ref(s, functools.partial(self._freed, i)) for i, s in enumerate(known)]
 
+    def _freed(self, i, _):
+        if not self.recording: del self.alive[i - 2**62]
+        else:
+            with torch.profiler.record_function(f'elleci.freed:{i}'): pass
 
-def _mark_freed(i):
-    with torch.profiler.record_function(f'elleci.freed:{i}'): pass
+    def start(self):
+        _silence_profiler()
+        _start_profiler(*self.scopes)
+        self.recording = True
+
+    def stop(self)->list: # as from `_keyed`
+        "The changes since the start"
+        results, self.recording = torch.autograd._disable_profiler(), False
+        return _keyed(_allocations(results), self.alive)
 
 
 @contextlib.contextmanager
-def _measure_cpu(m:Measurement, live_tensors, min_bytes:int):
+def _measure_cpu(m:Measurement, live_tensors):
     "Fill `m` from the profiler's allocation events"
-    known = _known_storages(live_tensors, _mark_freed)
-    opening = [(i - 2**62, nbytes, 'before') for i, (nbytes, _) in enumerate(known)]
+    record = _CpuRecord(live_tensors)
     del live_tensors
-    _silence_profiler()
-    _start_profiler()
+    opening = [(key, nbytes, 'before') for key, nbytes in record.alive.values()]
+    record.start()
     try: yield
     finally:
-        results = torch.autograd._disable_profiler()
-        del known
-        m.events, m.ops = _as_events(opening + _allocations(results, min_bytes))
+        m.events, m.ops = _as_events(opening + record.stop())
         live = live_bytes(m.events)
         m.start, m.end = sum(n for _, n, _ in opening), int(live[-1]) if len(live) else 0
         m.peak_allocated = int(live.max(initial=0))
@@ -223,18 +225,18 @@ def snapshot_events(
         who = _user_line(entry.get('frames', ()))
         if entry['action'] == 'alloc': changes.append((entry['addr'], entry['size'], who))
         elif entry['action'] == 'free_completed': changes.append((entry['addr'], -entry['size'], ''))
-    return _as_events(changes)
+    return _as_events(_keyed(changes, {}))
 
 # %% ../../nbs/13_measure.ipynb #1402fe1d
 @contextlib.contextmanager
-def _measure_cuda(m:Measurement, max_entries:int):
+def _measure_cuda(m:Measurement):
     "Fill `m` from the GPU allocator's history, which is left on or off as it was found"
     cuda, index = torch.cuda, torch.cuda.current_device() if m.device.index is None else m.device.index
     cuda.synchronize(index)
     cuda.reset_peak_memory_stats(index)
     mine = not torch._C._cuda_isHistoryEnabled()
     if mine:
-        options = dict(context='alloc', stacks='python', max_entries=max_entries, clear_history=True)
+        options = dict(context='alloc', stacks='python', max_entries=10**6, clear_history=True)
         cuda.memory._record_memory_history('all', **options)
     before, m.start = cuda.memory._snapshot(), cuda.memory_allocated(index)
     try: yield
@@ -253,17 +255,14 @@ _MEASURING = threading.Lock() # held while something is measured
 def measure(
     device:torch.device, # where the work happens
     live_tensors=(),            # CPU: tensors to count that live already, in a list nobody else holds
-    min_bytes:int=16,     # CPU: bytes; smaller storages (Python numbers made tensors) are left out
-    max_entries:int=10**6,   # GPU: length of the allocator's history
 ): # a context manager that gives a `Measurement`
     "Record every allocation and free of this thread, with its operator; no dispatch mode is active"
-    m = Measurement(device := _device(device), before=memory_now(device))
+    m = Measurement(device := _device(device))
     profiling = device.type == 'cpu' and torch.autograd._profiler_enabled()
     if profiling or not _MEASURING.acquire(blocking=False):
         raise UserError('Something is being measured or profiled already: end that first, or measure the '
                         'whole and read its `events`.')
-    on_gpu = device.type == 'cuda'
-    inner = _measure_cuda(m, max_entries) if on_gpu else _measure_cpu(m, live_tensors, min_bytes)
+    inner = _measure_cuda(m) if device.type == 'cuda' else _measure_cpu(m, live_tensors)
     del live_tensors
     try:
         with inner: yield m
@@ -343,57 +342,38 @@ def reconcile(
     return table
 
 # %% ../../nbs/13_measure_compared.ipynb #f177749f
-class _CpuRecord:
+class _CpuLevels(_CpuRecord):
     "Bytes of this thread's CPU tensors over time, read in slices"
     reserved = None
 
     def __init__(self, live_tensors):
-        self.recording = False
-        self.inputs = 0
-        self.watched = _known_storages(live_tensors, self._freed)
-        self.counted = {t.untyped_storage()._cdata for t in live_tensors}
-        self.alive = {i - 2**62: (i, nbytes) for i, (nbytes, _) in enumerate(self.watched)}
+        super().__init__(live_tensors, {torch._C._profiler.RecordScope.USER_SCOPE})
 
-    def _freed(self, i):
-        if self.recording: _mark_freed(i)
-        else: del self.alive[i - 2**62]
+    def uncounted(self, tensors)->int:
+        "Bytes of those of the tensors that are not in the record"
+        known = {s._cdata for watch in self.watched if (s := watch()) is not None}
+        storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
+        return sum(n for key, n in storages.items() if key not in known)
 
-    def begin(self, inputs):
-        "Count from here on; `inputs` live throughout"
-        fresh = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in inputs}
-        self.inputs = sum(n for key, n in fresh.items() if key not in self.counted)
-        _silence_profiler()
-        self.resume()
-
-    def resume(self):
-        "Record again after a reading that was an end"
-        _start_profiler({torch._C._profiler.RecordScope.USER_SCOPE})
-        self.recording = True
-
-    def read(self, end=False)->np.ndarray: # (n,) int64
-        "Bytes alive after each change since the last reading, at least one"
-        results, self.recording = torch.autograd._disable_profiler(), False
-        level = self.inputs + sum(n for _, n in self.alive.values())
-        changes = _keyed(_allocations(results, min_bytes=16), self.alive)
-        if not end: self.resume()
-        return np.cumsum([level, *(n for _, n, _ in changes)])
+    def read(self)->np.ndarray: # (n,) int64
+        "Bytes alive after each change since the start, at least one; ends the slice"
+        level = sum(n for _, n in self.alive.values())
+        return np.cumsum([level, *(n for _, n, _ in self.stop())])
 
     # autograd restores the profiler of its beginning
     def can_read(self): return torch._C._current_graph_task_id() == -1
 
 # %% ../../nbs/13_measure_compared.ipynb #ee1c04a5
-class _CudaRecord:
+class _CudaLevels:
     "Bytes of the GPU's allocator over time, from its own counters"
     def __init__(self, device): self.device, self.reserved = device, 0
-    def begin(self, inputs): self.resume()
-    def resume(self): torch.cuda.reset_peak_memory_stats(self.device)
+    def uncounted(self, tensors): return 0
+    def start(self): torch.cuda.reset_peak_memory_stats(self.device)
     def can_read(self): return True
-    def read(self, end=False)->np.ndarray: # (1,) int64
-        "The highest value since the last reading"
-        peak = torch.cuda.max_memory_allocated(self.device)
+    def read(self)->np.ndarray: # (1,) int64
+        "The highest value since the start"
         self.reserved = max(self.reserved, torch.cuda.max_memory_reserved(self.device))
-        self.resume()
-        return np.array([peak])
+        return np.array([torch.cuda.max_memory_allocated(self.device)])
 
 # %% ../../nbs/13_measure_compared.ipynb #eaa18014
 def _resident_peak()->int: # bytes; 0 where the system does not say
@@ -419,8 +399,8 @@ class StepMemory:
         self.steps = 0          # measured to their end
         self.given_up = False   # whether measuring was given up because it took too long
         self.recording = False  # whether a step is being measured
-        self.record = _CudaRecord(self.device) if self.device.type == 'cuda' else _CpuRecord(live_tensors)
-        self.result = Measurement(self.device, before=memory_now(self.device))
+        self.record = _CudaLevels(self.device) if self.device.type == 'cuda' else _CpuLevels(live_tensors)
+        self.result = Measurement(self.device)
 
     @contextlib.contextmanager
     def step(self,
@@ -431,7 +411,8 @@ class StepMemory:
         if busy or self.given_up or not _MEASURING.acquire(blocking=False):
             yield
             return
-        self.record.begin(inputs)
+        self.inputs = self.record.uncounted(inputs)
+        self.record.start()
         # Time of this process: another program that takes the cores does not count.
         self.spent, self.start_time = 0., time.process_time()
         hooks, highest = self._hooks(), _resident_peak()
@@ -454,7 +435,7 @@ class StepMemory:
             return
         self._note(end=True)
         try: yield
-        finally: self.record.resume()
+        finally: self.record.start()
 
     def _hooks(self):
         hooks = [b.register_forward_pre_hook(lambda *_: self._note()) for b in self.blocks]
@@ -467,7 +448,8 @@ class StepMemory:
         began = time.process_time()
         self.given_up = not end and self.spent > max(READING_SECONDS, (began - self.start_time)/2)
         with gc_disabled():  # its collections would be charged to the reading, and take longer than it
-            self.levels.append(self.record.read(end or self.given_up))
+            self.levels.append(self.inputs + self.record.read())
+            if not (end or self.given_up): self.record.start()
         self.spent += time.process_time() - began
         self.result.peak_resident = max(self.result.peak_resident, memory_in_use(torch.device('cpu')))
 
@@ -830,13 +812,10 @@ def free_traceback(
     error, # an exception; it stays usable, with its traceback's lines
 ):
     "Free what the frames of a traceback hold, and the GPU's cached segments"
-    seen, todo = set(), [error]
-    while todo:
-        e = todo.pop()
-        if e is None or id(e) in seen: continue
-        seen.add(id(e))
+    chain = [error]
+    for e in chain:
         traceback.clear_frames(e.__traceback__)
-        todo += [e.__cause__, e.__context__]
+        chain += [x for x in (e.__cause__, e.__context__) if x is not None and x not in chain]
     gc.collect()
     if torch.cuda.is_initialized(): torch.cuda.empty_cache()
 
@@ -884,17 +863,6 @@ _ROWS = {
     'available': 'the system could still give',
 }
 
-
-def _from_device(now:dict)->dict: # as from `_read_error`
-    "The figures of the moment, for an error that gives none"
-    return {
-        'total': now['card total'],
-        'free': now['card total'] - now['card used'],
-        'tensors': now['allocated'],
-        'cached': now['reserved'] - now['allocated'],
-        'elsewhere': now['card used'] - now['reserved'],
-    }
-
 # %% ../../nbs/13_measure_out_of_memory.ipynb #14eb27bb
 def explain_oom(
     error,        # torch.OutOfMemoryError, the CPU's RuntimeError, or an error of `elleci.memory.allocator`
@@ -908,7 +876,7 @@ def explain_oom(
     of_cpu = 'DefaultCPUAllocator' in str(error) or not torch.cuda.is_initialized()
     device = torch.device('cpu' if of_cpu else 'cuda')
     before = memory_now(device)
-    if device.type == 'cuda' and 'total' not in figures: figures = _from_device(before) | figures
+    if 'total' not in figures: figures = before | figures
     operator, frame, calls = _failed_at(error)
     lines = [f'Out of memory in {operator}']
     if 'requested' in figures:
@@ -919,10 +887,9 @@ def explain_oom(
     after = memory_now(device)
     on_card = 'total' in figures
     lines += ['', f"The card, {fmt_bytes(figures['total'])}:" if on_card else 'The memory of the computer:']
-    shown = figures | ({} if on_card else before)
-    rows = {row: shown[key] for key, row in _ROWS.items() if shown.get(key) is not None}
+    rows = {row: figures[key] for key, row in _ROWS.items() if figures.get(key) is not None}
     lines += [f'{fmt_bytes(n):>12}  {row}' for row, n in rows.items()]
-    key = 'allocated' if 'allocated' in before else 'rss'
+    key = 'rss' if of_cpu else 'tensors'
     if (freed := before[key] - after[key]) >= MiB:
         lines += ['', f'{fmt_bytes(freed)} that the traceback held are free again.']
     if hints := _hints(figures): lines += ['', *hints]

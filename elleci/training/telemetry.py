@@ -322,13 +322,12 @@ def measured_memory(m:Measurement, model:nn.Module, optimizer:torch.optim.Optimi
     def bytes_on_device(tensors): return sum(t.nbytes for t in tensors if t.device.type == m.device.type)
     states = (t for state in optimizer.state.values() for t in state.values() if torch.is_tensor(t))
     live = m.live()
-    context = m.after['card used'] - m.after['reserved'] if 'card used' in m.after else None
     return dict(
         weights=bytes_on_device(model.parameters()),
         optimizer=bytes_on_device(states),
         peak_allocated=m.peak_allocated,
         peak_reserved=m.peak_reserved,
-        context=context,
+        context=m.after.get('elsewhere'),
         timeline=live[downsample_max(live, TIMELINE_POINTS)].tolist(),
     )
 
