@@ -117,22 +117,18 @@ def atomic_write(
             f.write(content.encode() if isinstance(content, str) else content)
             f.flush()
             os.fsync(f.fileno())
-    except OSError:
-        # On a full disk, what has been written of it is of no use.
-        with contextlib.suppress(OSError): new.unlink()
-        raise
-    replace_file(new, path)
+        replace_file(new, path)
+    # On a full disk, what has been written of it is of no use.
+    finally: new.unlink(missing_ok=True)
 
 # %% ../nbs/00_basics.ipynb #db56c218
 def disk_remedy(error:BaseException)->str: # a clause
     "What to do about an error of the disk"
-    message = str(error).lower()
-    number = getattr(error, 'errno', None)
-    full = any(words in message for words in ('no space', 'quota', 'file too large'))
-    if full or number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG): return 'make room on the disk'
-    if isinstance(error, MemoryError) or 'memory' in message or 'allocate' in message:
-        return 'close other programs, memory is short'
-    if number in (errno.EEXIST, errno.ENOTEMPTY): return 'something was put there just now, give a new name'
+    # Libraries raise errors of their own, with the words of the system's.
+    what = f'{type(error).__name__}: {error}'.lower()
+    if re.search('no space|quota|file too large', what): return 'make room on the disk'
+    if re.search('memory|allocate', what): return 'close other programs, memory is short'
+    if re.search('file exists|not empty', what): return 'something was put there just now, give a new name'
     return 'check that the folder is there and may be written to'
 
 

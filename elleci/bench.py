@@ -4,14 +4,14 @@
 
 # %% auto #0
 __all__ = ['OFF', 'PLAIN', 'TOY', 'STEPS', 'HOOKS', 'STARTUP_STEPS', 'MAX_SECONDS', 'BASELINE', 'Switch', 'apply_switch',
-           'make_baseline', 'Hook', 'UnevenMicroBatches', 'AutoLearningRate', 'Replaced', 'MachineHook',
-           'HalvesOnTwoDevices', 'Pipeline', 'StepTimes', 'weight_difference', 'signs_of_not_fitting', 'measure',
-           'measuring_process', 'run_in_process', 'Bench', 'open_folder', 'schedule', 'read_measurements',
+           'make_baseline', 'Hook', 'split_unevenly', 'tokens_per_second', 'weight_difference', 'signs_of_not_fitting',
+           'measure', 'measuring_process', 'run_in_process', 'Bench', 'open_folder', 'schedule', 'read_measurements',
            'describe_measurement', 'run_bench']
 
 # %% ../nbs/80_bench.ipynb #3bcf55ad
 import contextlib, hashlib, importlib.util, json, os, statistics, subprocess, sys, tempfile, threading, time
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -105,45 +105,50 @@ def make_baseline(
     return apply_switch(Switch('plain', '', PLAIN | {'train.steps': steps}), config)
 
 # %% ../nbs/80_bench.ipynb #768fafef
+def _accounted_peak(config, target): # bytes
+    "What the account says; where processes share the steps, of this one"
+    if num_ranks() > 1: return account_ranks(config, num_ranks(), target).peak_of(dist.get_rank())
+    return account(config.model, config.train, target).peak_allocated
+
+
+def _usual_engine(config, model, device, ranks=None):
+    ranks = ranks or share_model(config, model, num_ranks(), device)
+    return make_engine(model, make_optimizer(model, config.train), config.train, 0, device, ranks=ranks)
+
+
+@dataclass(frozen=True)
 class Hook:
-    "How the measuring process makes a row's steps: as a run does; a subclass does what no setting covers"
-    processes = 1     # that share the steps, beside those of dp, cp and tp
-    def active(self): return contextlib.nullcontext() # lasts as long as the measurement
-    def configure(self, config, mixture, device)->Config: return config
-    def split(self, micro_batches)->list: return micro_batches
-    def after_step(self, step:int): "Called with the number of each step that was made"
-
-    def peak(self, config, target)->int: # bytes
-        "What the account says; where processes share the steps, of this one"
-        if num_ranks() > 1: return account_ranks(config, num_ranks(), target).peak_of(dist.get_rank())
-        return account(config.model, config.train, target).peak_allocated
-
-    def engine(self, config, model, device):
-        ranks = share_model(config, model, num_ranks(), device)
-        return make_engine(model, make_optimizer(model, config.train), config.train, 0, device, ranks=ranks)
+    "How the measuring process makes a row's steps: as a run does, but for what no setting covers"
+    active:Callable = contextlib.nullcontext # lasts as long as the measurement
+    configure:Callable|None = None # of the configuration, the text and the device: another configuration
+    split:Callable = list          # of a step's micro-batches: others with the same rows
+    after_step:Callable|None = None # called with the number of each step that was made
+    peak:Callable = _accounted_peak # of the configuration and a kind of device: bytes
+    engine:Callable = _usual_engine
+    processes:int = 1              # that share the steps, beside those of dp, cp and tp
 
 # %% ../nbs/80_bench.ipynb #d5058a88
-class UnevenMicroBatches(Hook):
+def _uneven_group(rows): # rows of the groups before the last, which is smaller
+    return next(n for n in range(3, rows + 4) if rows % n)
+
+
+def split_unevenly(micro_batches:list)->list:
     "The rows of a step in groups of which the last is smaller"
-    def group(self, rows)->int: # rows of the groups before the last
-        return next(n for n in range(3, rows + 4) if rows % n)
+    tensors = [torch.cat(parts) for parts in zip(*micro_batches)]
+    return list(zip(*(t.split(_uneven_group(len(t))) for t in tensors)))
 
-    def split(self, micro_batches):
-        tensors = [torch.cat(parts) for parts in zip(*micro_batches)]
-        return list(zip(*(t.split(self.group(len(t))) for t in tensors)))
 
-    def peak(self, config, target):
-        rows = config.train.batch_size*config.train.grad_accum_steps
-        group = min(self.group(rows), rows)
-        train = replace(config.train, batch_size=group, grad_accum_steps=-(-rows//group))
-        return super().peak(replace(config, train=train), target)
+def _uneven_peak(config, target):
+    rows = config.train.batch_size*config.train.grad_accum_steps
+    group = min(_uneven_group(rows), rows)
+    train = replace(config.train, batch_size=group, grad_accum_steps=-(-rows//group))
+    return _accounted_peak(replace(config, train=train), target)
 
 # %% ../nbs/80_bench.ipynb #061ac21b
-class AutoLearningRate(Hook):
-    "The learning rate that a range test suggests, which reads tokens of its own"
-    def configure(self, config, mixture, device):
-        lr = find_lr(config, mixture, device, steps=40)
-        return replace(config, train=replace(config.train, lr=lr))
+def _with_found_lr(config, mixture, device):
+    "With the learning rate that a range test suggests, which reads tokens of its own"
+    lr = find_lr(config, mixture, device, steps=40)
+    return replace(config, train=replace(config.train, lr=lr))
 
 
 def _plain_token_loss(model, x, labels):
@@ -152,75 +157,54 @@ def _plain_token_loss(model, x, labels):
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction='sum')
 
 
-class Replaced(Hook):
-    "Something of the package is replaced"
-    def __init__(self, name, value): self.active = partial(mock.patch, name, value)
-
-
-class MachineHook(Hook):
-    "A setting of the machine, see `79_machine_settings`"
-    def __init__(self, setting): self.setting = setting
-
-    @contextlib.contextmanager
-    def active(self):
-        with self.setting.active() as self.after_step: yield
-
 # %% ../nbs/80_bench.ipynb #ef206fbe
-class HalvesOnTwoDevices(Hook):
+def _engine_on_two_devices(config, model, device):
     "The second half of the layers on another device, in one process"
-    def engine(self, config, model, device):
-        second = torch.device('cuda', 1) if device.type == 'cuda' else device
-        ranks, train = ModelParallel(model, len(model.blocks)//2, device, second), config.train
-        return make_engine(model, make_optimizer(model, train), train, 0, device, ranks=ranks)
+    second = torch.device('cuda', 1) if device.type == 'cuda' else device
+    return _usual_engine(config, model, device, ModelParallel(model, len(model.blocks)//2, device, second))
 
 
-class Pipeline(Hook):
+def _pipeline_peak(config, target, schedule):
+    train, stage = config.train, dist.get_rank() if dist.is_initialized() else 0
+    engine = make_pipeline(make_model(config.model, train, 'meta'), train, schedule, None, stage, 2)
+    rows = torch.zeros(train.batch_size, train.seq_len, dtype=torch.long, device='meta')
+    step = [tuple(rows.clone() for _ in range(3)) for _ in range(train.grad_accum_steps)]
+    return int(dry_run(lambda: engine.rehearse(step), engine.model, sum(step, ()), target).running.max())
+
+
+def _pipeline(schedule):
     "Two stages, in two processes"
-    processes = 2
-    def __init__(self, schedule): self.schedule = schedule
-    def engine(self, config, model, device): return make_pipeline(model, config.train, self.schedule)
-
-    def peak(self, config, target):
-        train, stage = config.train, dist.get_rank() if dist.is_initialized() else 0
-        model = make_model(config.model, train, 'meta')
-        engine = make_pipeline(model, train, self.schedule, None, stage, self.processes)
-        rows = torch.zeros(train.batch_size, train.seq_len, dtype=torch.long, device='meta')
-        step = [tuple(rows.clone() for _ in range(3)) for _ in range(train.grad_accum_steps)]
-        return int(dry_run(lambda: engine.rehearse(step), engine.model, sum(step, ()), target).running.max())
+    def engine(config, model, device): return make_pipeline(model, config.train, schedule)
+    return Hook(peak=partial(_pipeline_peak, schedule=schedule), engine=engine, processes=2)
 
 
 
 
 # %% ../nbs/80_bench.ipynb #4b43d0aa
 HOOKS = {
-    '': Hook,
-    'uneven micro-batches': UnevenMicroBatches,
-    'range test': AutoLearningRate,
-    'plain loss': partial(Replaced, 'elleci.engine.accumulate.token_loss', _plain_token_loss),
-    'plain kernels': partial(Replaced, 'elleci.kernels.triton_compat.triton', None),
-    'halves on two devices': HalvesOnTwoDevices,
-    'pipeline': partial(Pipeline, '1f1b'),
-    'pipeline gpipe': partial(Pipeline, 'gpipe'),
-} | {name: partial(MachineHook, setting) for name, setting in MACHINE_SETTINGS.items()}
+    '': Hook(),
+    'uneven micro-batches': Hook(split=split_unevenly, peak=_uneven_peak),
+    'range test': Hook(configure=_with_found_lr),
+    'plain loss': Hook(partial(mock.patch, 'elleci.engine.accumulate.token_loss', _plain_token_loss)),
+    'plain kernels': Hook(partial(mock.patch, 'elleci.kernels.triton_compat.triton', None)),
+    'halves on two devices': Hook(engine=_engine_on_two_devices),
+    'pipeline': _pipeline('1f1b'),
+    'pipeline gpipe': _pipeline('gpipe'),
+} | {name: Hook(setting.active, after_step=setting.after_step) for name, setting in MACHINE_SETTINGS.items()}
 
 # %% ../nbs/80_bench.ipynb #94566a6b
 STARTUP_STEPS = 2
 
 
-@dataclass(repr=False)
-class StepTimes:
-    "What was noted of each step"
-    shapes:list = field(default_factory=list)      # of the micro-batches: ((B, T), …)
-    seconds:list = field(default_factory=list)     # of the clock on the wall
-    cpu_seconds:list = field(default_factory=list) # of all threads of this process
-    losses:list = field(default_factory=list)      # nats per token; None where fp16 skipped the step
-
-    def tokens_per_second(self, seconds:list)->float: # `seconds` or `cpu_seconds`
-        "Tokens read in a second of forward, backward and update, start-up aside"
-        by_shape = defaultdict(list)
-        for shape, s in list(zip(self.shapes, seconds))[STARTUP_STEPS:]: by_shape[shape].append(s)
-        tokens = sum(B*T*len(times) for shape, times in by_shape.items() for B, T in shape)
-        return tokens/sum(statistics.median(times)*len(times) for times in by_shape.values())
+def tokens_per_second(
+    shapes,  # of the micro-batches of each step: ((B, T), …)
+    seconds, # of each step, by one of the two clocks
+)->float:
+    "Tokens read in a second of forward, backward and update, start-up aside"
+    by_shape = defaultdict(list)
+    for shape, s in list(zip(shapes, seconds))[STARTUP_STEPS:]: by_shape[shape].append(s)
+    tokens = sum(B*T*len(times) for shape, times in by_shape.items() for B, T in shape)
+    return tokens/sum(statistics.median(times)*len(times) for times in by_shape.values())
 
 # %% ../nbs/80_bench.ipynb #1419fd43
 def _build_engine(config, hook, device):
@@ -241,8 +225,8 @@ def _make_step(engine, micro_batches):
 
 
 def _train(engine, train, mixture, hook):
-    "The steps of a measurement: their `StepTimes`, and the `StepMemory` of the first"
-    times = StepTimes()
+    "(loss, shapes of the micro-batches, seconds, CPU seconds) of each step; `StepMemory` of the first"
+    steps = []
     with contextlib.ExitStack() as stack:
         memory = stack.enter_context(measure_steps(engine))
         # Read in the middle of a step, the profiler would miss the end of what is being sent, and crash.
@@ -254,12 +238,11 @@ def _train(engine, train, mixture, hook):
             set_learning_rates(engine.optimizer, train, step, [])
             began, cpu_began = time.perf_counter(), time.process_time()
             # The loss is a number of Python's, so a GPU has finished when it is there.
-            times.losses.append(_make_step(engine, micro_batches))
-            hook.after_step(step)
-            times.seconds.append(time.perf_counter() - began)
-            times.cpu_seconds.append(time.process_time() - cpu_began)
-            times.shapes.append(tuple(tuple(tokens.shape) for tokens, *_ in micro_batches))
-    return times, memory
+            loss = _make_step(engine, micro_batches)
+            if hook.after_step: hook.after_step(step)
+            seconds = time.perf_counter() - began, time.process_time() - cpu_began
+            steps.append((loss, tuple(tokens.shape for tokens, *_ in micro_batches), *seconds))
+    return steps, memory
 
 # %% ../nbs/80_bench.ipynb #4e694387
 def _weights(engine):
@@ -304,7 +287,7 @@ def measure(
     save_weights:str|None=None, # file to write the weights into
 )->dict: # what JSON can hold
     "Train for `config.train.steps` steps, and note speed, memory, loss and weights"
-    hook, train = HOOKS[hook](), config.train
+    hook, train = HOOKS[hook], config.train
     n = hook.processes*max(1, train.dp)*train.cp*train.tp
     arguments = config, hook, Path(folder), device, vram
     ranks = [_measure_process(*arguments)] if n == 1 else on_ranks(n, _measure_process, *arguments)
@@ -336,27 +319,29 @@ def _measure_process(config, hook, folder, device, vram):
         _refuse_unless_it_can_run(predicted*num_ranks(), device)
         counter = SharedMemoryCounter() if device.type == 'cuda' else None
         began = time.perf_counter()
-        config = resolve_placement(hook.configure(config, mixture, device), limit, device.type)
+        if hook.configure: config = hook.configure(config, mixture, device)
+        config = resolve_placement(config, limit, device.type)
         engine = _build_engine(config, hook, device)
         built = time.perf_counter() - began
-        times, memory = _train(engine, config.train, mixture, hook)
+        steps, memory = _train(engine, config.train, mixture, hook)
         _refuse_fallback(engine)
-        losses = validate(engine, val_sources, config.train.batch_size, config.train.val_rows)
+        validated = validate(engine, val_sources, config.train.batch_size, config.train.val_rows)
         weights = _weights(engine)
+    losses, shapes, seconds, cpu_seconds = zip(*steps)
     peak = reserved = None
     if memory.steps and not memory.given_up:
         measured = memory.measurement()
         peak, reserved = measured.peak_allocated, measured.peak_reserved
     return dict(
-        tokens_per_s=times.tokens_per_second(times.seconds),
-        tokens_per_cpu_s=times.tokens_per_second(times.cpu_seconds),
-        startup_seconds=built + sum(times.seconds[:STARTUP_STEPS]),
+        tokens_per_s=tokens_per_second(shapes, seconds),
+        tokens_per_cpu_s=tokens_per_second(shapes, cpu_seconds),
+        startup_seconds=built + sum(seconds[:STARTUP_STEPS]),
         predicted_peak=predicted,
         peak=peak,
         reserved=reserved,
-        does_not_fit=signs_of_not_fitting(peak, reserved, limit, times.seconds, counter),
-        losses=times.losses,
-        val_loss=losses['val_loss'],
+        does_not_fit=signs_of_not_fitting(peak, reserved, limit, seconds, counter),
+        losses=losses,
+        val_loss=validated['val_loss'],
         lr=config.train.lr,
     ), weights
 

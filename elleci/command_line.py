@@ -67,7 +67,8 @@ def _parser(f):
     "The parser of a function's flags, in the groups of its signature"
     lines = inspect.getsource(f).partition('\n)')[0].splitlines()
     texts = comments_by_name('\n'.join(line for line in lines if '#:' not in line))
-    texts, known = getattr(f, 'texts', dict)() | texts, flags(f)
+    known, settings = flags(f), getattr(f, 'settings', None)
+    if settings: texts = field_comments(settings) | texts
     def formatter(prog): return argparse.RawDescriptionHelpFormatter(prog, max_help_position=30)
     usage = f'{f.__name__} [flags]'
     parser = _Parser(prog=f.__name__, description=f.__doc__, usage=usage, formatter_class=formatter)
@@ -80,7 +81,7 @@ def _parser(f):
         # A parameter of its own line, or several that are settings.
         for name in [] if heading else re.findall(r'^ +(\w+):|(\w+)=(?:None\b|False\b|\.\.\.)', line):
             name = ''.join(name)
-            if name in known: _add_flag(group, known[name], texts[name])
+            if name in known: _add_flag(group, known[name], texts[name if name in texts else SHORT[name]])
     shells = parser.add_argument('--print-completion', action=_PrintCompletion, metavar='shell')
     shells.choices, shells.help = ('bash', 'zsh'), 'print what makes bash or zsh complete these flags'
     return parser
@@ -106,14 +107,11 @@ def command(
 ):
     "A decorator that makes a command of a signature: numbers are checked, and what it calls is imported then"
     def decorate(f):
-        def texts():
-            found = field_comments(settings) if settings else {}
-            return found | {short: found[long] for short, long in SHORT.items() if long in found}
         fields = {field.name: field for field in dataclasses.fields(settings)} if settings else {}
         signature = inspect.signature(f)
         own = {p.name for p in signature.parameters.values() if p.annotation is p.empty}
         parameters = [_as_setting(p, fields) for p in signature.parameters.values()]
-        f.__signature__, f.texts = signature.replace(parameters=parameters), texts
+        f.__signature__, f.settings = signature.replace(parameters=parameters), settings
         @functools.wraps(f)
         def call(*args, **kwargs):
             given = f.__signature__.bind(*args, **kwargs)

@@ -326,6 +326,7 @@ class Sampling:
 
 # %% ../nbs/02_config_files.ipynb #d279e223
 import functools, inspect, tomllib
+from functools import partial
 from pathlib import Path
 from .basics import MiB, type_and_range
 from .files import decode_sealed, read_limited, sealed_json
@@ -515,18 +516,9 @@ def config_to_toml(config:Config)->str:
         sources='\n'.join(toml_line(source, spec, '') for source, spec in config.train.data),
     )
 
-# %% ../nbs/02_config_files.ipynb #b8bbfc1f
-@functools.cache
-def _read_preset(path):
-    "The two halves of a preset, read once: neither can be changed"
-    config = read_config_file(path)
-    return config.model, config.train
-
 # %% ../nbs/02_config_files.ipynb #821dc7c7
-# Name: function that gives (`ModelConfig`, `TrainConfig`). Listed here, read when they are wanted.
-PRESETS = {
-    name: functools.partial(_read_preset, path) for name, path in installed_files('presets').items()
-}
+# Name: function that gives a `Config`. Listed here, read when they are wanted.
+PRESETS = {name: partial(read_config_file, path) for name, path in installed_files('presets').items()}
 
 # %% ../nbs/02_config_files.ipynb #dea2afd1
 def preset(
@@ -538,8 +530,8 @@ def preset(
         name in PRESETS,
         f"There is no preset {name!r}: choose one of {', '.join(PRESETS)}.{nearest(name, PRESETS)}",
     )
-    model, training = PRESETS[name]()
-    return Config(name, model, dataclasses.replace(training, **train))
+    config = PRESETS[name]()
+    return dataclasses.replace(config, train=dataclasses.replace(config.train, **train))
 
 # %% ../nbs/02_config_files.ipynb #f1819307
 def resolve_config(

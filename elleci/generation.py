@@ -238,10 +238,9 @@ class TextStream:
         "Take more text, up to the first stop string"
         self.pending = []
         if self.stopped: return
-        longest = max(map(len, self.stop), default=1)
-        start = max(0, len(self.text) - longest + 1)
         self.text += new
-        found = [(self.text.find(s, start), len(s)) for s in self.stop]
+        # None begins in what was given: that would have had to wait.
+        found = [(self.text.find(s, self.num_given), len(s)) for s in self.stop]
         ends = [(i + length, i) for i, length in found if i >= 0]
         if ends:
             self.text = self.text[:min(ends)[1]]

@@ -9,8 +9,8 @@ __all__ = ['MIXERS', 'Block', 'Elleci', 'token_loss']
 import contextlib
 import torch
 from torch import Tensor, nn
-from .core import UserError
-from .config import ModelConfig
+from .basics import check_value
+from .config import ModelConfig, TrainConfig
 from .annotate import LOSS_WORKSPACE_BYTES
 from .documents import IGNORE_INDEX
 from .layers.cache import Cache, LayerCache
@@ -91,10 +91,7 @@ class Elleci(nn.Module):
         checkpointing:str='none', # what is kept for the backward pass, one of `CHOICES['checkpointing']`
     ):
         super().__init__()
-        if checkpointing not in ('none', *CHECKPOINT_FNS):
-            raise UserError(
-                f"checkpointing is {checkpointing!r}: give 'none', {', '.join(map(repr, CHECKPOINT_FNS))}."
-            )
+        check_value('checkpointing', TrainConfig.__annotations__['checkpointing'], checkpointing)
         self.cfg = cfg
         self.checkpointing = checkpointing
         self.embedding = nn.Embedding(cfg.vocab_size, cfg.d_model)

@@ -52,10 +52,10 @@ def measure(name, dry):
     for _ in range(0 if dry else 3): engine.step(batches)
     if not dry: torch.cuda.reset_peak_memory_stats()
     took = []
-    with MACHINE_SETTINGS[setting].active() if setting else contextlib.nullcontext() as after_step:
+    with MACHINE_SETTINGS[setting].active() if setting else contextlib.nullcontext():
         for n in range(1, 2 if dry else 21):
             took.append(seconds(ctx, engine, batches)[0])
-            if after_step: after_step(n)
+            if setting: MACHINE_SETTINGS[setting].after_step(n)
     compiled = engine.compiled_blocks
     try: predicted = account(model, train, 'cpu' if dry else 'cuda').peak_allocated
     except UserError: predicted = None

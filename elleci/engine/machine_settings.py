@@ -25,14 +25,16 @@ class MachineSetting(NamedTuple):
     verdict:str = ''             # what is known of it
 
     @contextlib.contextmanager
-    def active(self): # gives a function of the number of a finished step
+    def active(self):
         "Within it the setting holds, as far as the process can change it; `env` is the starter's part"
         before = _process_state()
         if self.at_start: self.at_start()
-        def after_step(step):
-            if self.every and step % self.every == 0: self.after_steps()
-        try: yield after_step
+        try: yield
         finally: _restore(before)
+
+    def after_step(self, step:int):
+        "To be called with the number of each finished step"
+        if self.every and step % self.every == 0: self.after_steps()
 
 # %% ../../nbs/79_machine_settings.ipynb #05e2f93d
 def _process_state():
