@@ -710,12 +710,12 @@ export default {
     const root = element(el, 'div');
     const start = async () => {
       close();
-      close = await drawTimeline(root, JSON.parse(model.get('payload')), i => {
+      close = await drawTimeline(root, JSON.parse(model.get('facts')), i => {
         model.set('selected', i);
         model.save_changes();
       });
     };
-    model.on('change:payload', start);
+    model.on('change:facts', start);
     start();
     return () => close();
   },

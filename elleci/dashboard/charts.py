@@ -12,10 +12,12 @@ from ..memory.ledger import COLOURS
 from ..memory.timeline import web_file
 
 # %% ../../nbs/79_charts.ipynb #ccc0e2df
-@functools.cache
-def bundle(*names):
-    "Files of `data/web` one after the other"
-    return '\n'.join(map(web_file, names))
+# What views with charts have in common.
+CHART_FILES = 'uplot.min.js', 'views.js', 'views.css'
+
+def bundle(files, suffix):
+    "Those files of `data/web` that end on a suffix, one after the other"
+    return '\n'.join(web_file(name) for name in files if name.endswith(suffix))
 
 # %% ../../nbs/79_charts.ipynb #bf480655
 def widgets_available()->bool:
@@ -28,22 +30,22 @@ def widgets_available()->bool:
 
 @functools.cache
 def view_class(
-    script:str,   # the view's own file in `data/web`: a module with `export default`
-    *styles:str,  # more style sheets there, after `views.css`
-): # a class: `view_class('run_view.js')(facts, text)`
-    "A widget made of a file in `data/web`, with uPlot and `views.js` before it"
+    *files:str, # of `data/web`: scripts, the last with `export default`, and style sheets
+): # a class: `view_class(*CHART_FILES, 'run_view.js')(facts, text)`
+    "A widget made of files in `data/web`"
     anywidget = require('anywidget', 'show a view that moves')
     traitlets = require('traitlets', 'show a view that moves')
 
     class View(anywidget.AnyWidget):
         "A view: `facts` for the browser, messages either way, and a text where nothing moves"
-        _esm = bundle('uplot.min.js', 'views.js', script)
-        _css = bundle('views.css', *styles)
-        facts = traitlets.Dict().tag(sync=True)
-        plan = traitlets.Dict().tag(sync=True)  # the planner's answers
+        _esm = bundle(files, '.js')
+        _css = bundle(files, '.css')
+        facts = traitlets.Any().tag(sync=True)
+        plan = traitlets.Dict().tag(sync=True)      # the planner's answers
+        selected = traitlets.Int(-1).tag(sync=True) # number of the block clicked in a timeline; −1 for none
 
-        def __init__(self, facts=None, text=''):
-            super().__init__(facts=facts or {})
+        def __init__(self, facts, text=''):
+            super().__init__(facts=facts)
             self.text = text
             # What the page says goes to the thread that the page names.
             if hasattr(self.comm, '_reply_subshell_for'):

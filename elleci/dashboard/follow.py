@@ -82,17 +82,14 @@ class RunReader:
         with open(self.run/'metrics.jsonl', 'rb') as f:
             size = f.seek(0, os.SEEK_END)
             f.seek(self.offset - len(self.last_line))
-            raw = f.read(MAX_LOG_BYTES)
-            self.bytes_read += len(raw)
-            if raw.startswith(self.last_line) and size - self.offset < MAX_LOG_BYTES:
-                raw = raw[len(self.last_line):]
-            else:
+            has_grown = f.read(len(self.last_line)) == self.last_line
+            if not has_grown or size - self.offset >= MAX_LOG_BYTES:
                 self._begin_anew()
                 f.seek(max(0, size - MAX_LOG_BYTES))
                 if size > MAX_LOG_BYTES: f.readline()
                 self.offset = f.tell()
-                raw = f.read(MAX_LOG_BYTES)
-                self.bytes_read += len(raw)
+            raw = f.read(MAX_LOG_BYTES)
+        self.bytes_read += len(self.last_line) + len(raw)
         # What has no end yet is for the next time.
         whole = raw[:raw.rfind(b'\n') + 1]
         lines = whole.split(b'\n')

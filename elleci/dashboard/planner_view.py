@@ -9,10 +9,11 @@ __all__ = ['write_plan', 'start_training', 'PlannerPanel', 'planner']
 import functools, shlex, subprocess, sys, threading
 from dataclasses import fields, replace
 from pathlib import Path
-from ..core import UserError, fmt_bytes, fmt_count, type_and_range
-from ..config import CHOICES, FFN_KINDS, PRESETS, Config, ModelConfig, TrainConfig
+from typing import Literal, get_args
+from ..core import UserError, fmt_bytes, fmt_count, read_number, type_and_range
+from ..config import PRESETS, Config, ModelConfig, TrainConfig
 from ..config import field_comments, config_to_toml, preset as preset_config, read_config_file
-from ..config import set_options, setting_types
+from ..config import setting_types
 from ..toml import parse_seq_len_schedule, to_toml
 from ..memory.ledger import CARDS, card_bytes, card_key, card_overhead, parameter_counts, parse_bytes
 from ..planning.account import Account, _changes
@@ -20,7 +21,7 @@ from ..planning.cost import SLOWER, fmt_range
 from ..planning.planner import PlannedRun, fit_plan, plan_config, ram_parts, refine_with_account
 from ..planning.planner import run_in_subprocess, suggest_changes
 from ..planning.step_time import MACHINES, product_seconds
-from .charts import byte_bars, view_class, widgets_available
+from .charts import CHART_FILES, byte_bars, view_class, widgets_available
 
 # %% ../../nbs/81_planner_view.ipynb #6bd880a1
 # group: settings that are seen at once, and those that are folded away
@@ -42,10 +43,6 @@ STOPS = {
     int: (0, 1, 2, *(n*2**i for i in range(17) for n in (3, 4))),
     float: tuple(i/20 for i in range(21)),
 }
-MODEL_CHOICES = dict(
-    ffn=tuple(FFN_KINDS), positions=('rope', 'learned'), norm=('rmsnorm', 'layernorm'),
-    router=('none', 'skip', 'think'),
-)
 HALF_OF_RAM = 'half of the RAM'
 SIZES = tuple(f'{n}GiB' for n in (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512))
 BUDGETS = dict(
@@ -57,9 +54,8 @@ BUDGETS = dict(
 # %% ../../nbs/81_planner_view.ipynb #36ef5934
 def _control(f):
     "How a field of a dataclass is chosen: the kind of its control, its stops or choices"
-    options = (MODEL_CHOICES | CHOICES).get(f.name)
     kind, bounds = type_and_range(f.type)
-    if options: return dict(kind='choice', options=list(options))
+    if kind is Literal: return dict(kind='choice', options=list(get_args(f.type)))
     if kind is bool: return dict(kind='switch', options=[])
     if kind not in STOPS: return dict(kind='text', options=[])
     stops = [kind(n) for n in STOPS[kind] if not bounds or bounds.low <= n <= bounds.high]
@@ -86,12 +82,7 @@ def _parse(name, given):
     "What the browser sends, as the setting has it; `UserError` for no number"
     kind, text = setting_types()[name], str(given).strip()
     if name == 'train.seq_len_schedule': return parse_seq_len_schedule(text.replace(' ', ''))
-    if kind is bool: return bool(given)
-    if kind not in (int, float): return text
-    try: return kind(text)
-    except ValueError:
-        whole = 'whole ' if kind is int else ''
-        raise UserError(f"{form()[name]['label']} is {text[:40]!r}: give a {whole}number.") from None
+    return bool(given) if kind is bool else read_number(form()[name]['label'], kind, text)
 
 
 def _settings_of(config):
@@ -118,12 +109,10 @@ def chosen_settings(start, chosen):
 
 def chosen_config(start, settings):
     "The start with these settings; `UserError` for what cannot be combined"
-    halves = dict(model={}, train={})
-    for name, value in settings.items():
-        section, _, label = name.partition('.')
-        halves[section][label] = value
-    changed = {section: replace(getattr(start, section), **half) for section, half in halves.items()}
-    return set_options(replace(start, **changed), ())
+    def half(section):
+        own = getattr(start, section)
+        return replace(own, **{k: settings.get(f'{section}.{k}', value) for k, value in vars(own).items()})
+    return replace(start, model=half('model'), train=half('train'))
 
 # %% ../../nbs/81_planner_view.ipynb #b8f32761
 def why_disabled(config):
@@ -131,27 +120,23 @@ def why_disabled(config):
     model, train, mixers = config.model, config.train, set(config.model.mixers)
     layer_major = train.engine == 'layer-major'
     applies = [
-        ('M' in mixers, 'headdim d_state ngroups expand d_conv chunk_size scan_backend',
-         'Of Mamba-2: the pattern has no M.'),
-        ('A' in mixers, 'qk_nope_head_dim qk_rope_head_dim v_head_dim kv_lora_rank',
-         'Of latent attention: the pattern has no A.'),
-        ('T' in mixers, 'n_kv_heads positions', "Of a Transformer's attention: the pattern has no T."),
-        ('E' in mixers, 'n_eigenstates', 'Of eigenstates: the pattern has no E.'),
-        (mixers & {'A', 'T'}, 'n_attn_heads attention_density attention_backend',
-         'Of attention: the pattern has no A and no T.'),
-        (model.positions == 'learned', 'max_positions', "Only where positions is 'learned'."),
-        (not model.ternary, 'bias', 'Ternary layers have no bias.'),
-        (model.ternary, 'int8_backward', 'Only ternary layers round gradients.'),
-        (model.d_ff, 'ffn router', 'There is no feed-forward part: d_ff is 0.'),
-        (model.router != 'none', 'router_share', 'Only with a router.'),
-        (model.router == 'think', 'router_max_passes', "Only where router is 'think'."),
-        (train.optimizer == 'galore', 'galore_rank', "Only of the optimizer 'galore'."),
-        (not layer_major, 'checkpointing', "The layer-major step keeps each layer's input, and that alone."),
-        (not layer_major, 'clip_by',
-         'The layer-major step never has all gradients: it clips layer by layer.'),
-        (layer_major, 'block_inputs_on weights_on states_on', "Only the engine 'layer-major' places them."),
+        ('the pattern has M', 'M' in mixers, 'headdim d_state ngroups expand d_conv chunk_size scan_backend'),
+        ('the pattern has A', 'A' in mixers, 'qk_nope_head_dim qk_rope_head_dim v_head_dim kv_lora_rank'),
+        ('the pattern has T', 'T' in mixers, 'n_kv_heads positions'),
+        ('the pattern has E', 'E' in mixers, 'n_eigenstates'),
+        ('the pattern has A or T', mixers & {'A', 'T'}, 'n_attn_heads attention_density attention_backend'),
+        ("positions is 'learned'", model.positions == 'learned', 'max_positions'),
+        ('the layers are not ternary', not model.ternary, 'bias'),
+        ('the layers are ternary', model.ternary, 'int8_backward'),
+        ('d_ff is above 0', model.d_ff, 'ffn router'),
+        ('there is a router', model.router != 'none', 'router_share'),
+        ("router is 'think'", model.router == 'think', 'router_max_passes'),
+        ("optimizer is 'galore'", train.optimizer == 'galore', 'galore_rank'),
+        ("engine is 'grad_accum'", not layer_major, 'checkpointing clip_by'),
+        ("engine is 'layer-major'", layer_major, 'block_inputs_on weights_on states_on'),
     ]
-    reasons = {label: why for holds, labels, why in applies if not holds for label in labels.split()}
+    reasons = {label: f'Only where {what}.' for what, holds, labels in applies if not holds
+               for label in labels.split()}
     return {name: reasons[field['label']] for name, field in form().items() if field['label'] in reasons}
 
 # %% ../../nbs/81_planner_view.ipynb #b95e4bfc
@@ -202,10 +187,11 @@ def _budgets(p):
     over = []
     for bar, limit in zip(bars, (p.limit_bytes, p.ram_bytes, p.pinned_bytes)):
         total = sum(rows[bar['label']].values())
-        bar |= dict(limit=limit, text=f'{fmt_bytes(total)} of {fmt_bytes(limit)}')
-        bar['tone'] = 'bad' if total > limit else ''
-        if bar['label'] == 'card': continue
-        if total > limit: over.append(f"{fmt_bytes(total - limit)} of {bar['label']} too much")
+        is_over = total > limit
+        text = f'{fmt_bytes(total)} of {fmt_bytes(limit)}'
+        bar |= dict(limit=limit, text=text, tone='bad' if is_over else '')
+        if is_over and bar['label'] != 'card':
+            over.append(f"{fmt_bytes(total - limit)} of {bar['label']} too much")
     subject = 'It' if p.account else 'By the closed forms it'
     beside = f"; beside the card, {' and '.join(over)}" if over else ''
     verdict = dict(text=f'{subject} {p.fit}{beside}.', tone='bad' if over else TONES[p.fit.answer])
@@ -246,8 +232,6 @@ def write_plan(
     folder:str|Path, # of the run; the file gets its name, with .toml
 )->Path: # the file
     "Write the file of a run that is to begin; `UserError` where a run or another file is in the way"
-    if not str(folder).strip():
-        raise UserError('The folder is empty: name one for the run, such as runs/mine.')
     folder = Path(folder).expanduser()
     if (folder/'config.json').exists():
         goes_on = f'elleci_train --out {folder} --resume goes on with it'
@@ -315,17 +299,15 @@ class PlannerPanel:
         self.current = self.timer = self.process = None
         self.at = ''    # the control that was moved last
         self.note, self.asked_by = {}, {}
-        self.begin(*self.own)
-        self.change()
+        self.begin(dict(label=self.own[0]))
 
     # ---- what the browser sends
 
     def receive(self, view, message, buffers):
-        "Called for each message from the browser; what is none of these changes nothing"
-        does = dict(set=self.set, start=self.set_start, reset=self.reset, fit=self.fit)
+        "Called for each message from the browser"
+        does = dict(set=self.set, start=self.begin, reset=self.reset, fit=self.fit)
         does |= dict(write=self.write, train=self.train)
-        kind = message.get('kind') if isinstance(message, dict) else None
-        if kind not in does: return
+        kind = message['kind']
         with self.lock:
             self.asked_by = {name: message.get(name) for name in ('client', 'seq')}
             self.note = {}
@@ -335,10 +317,12 @@ class PlannerPanel:
                 if kind in ('write', 'train'): self.say(str(e), 'bad')
                 else: self.refuse(str(e))
 
-    def begin(self, label, start, base):
+    def begin(self, message):
         "Take another start, with nothing changed"
-        self.label, self.start, self.base = label, start, base
+        is_own = message['label'] == self.own[0]
+        self.label, self.start, self.base = self.own if is_own else _start_of(message['label'])
         self.chosen = {}
+        self.change()
 
     def set(self, message):
         "Some controls were moved"
@@ -350,10 +334,6 @@ class PlannerPanel:
                 # Refused where it is no size.
                 if given != HALF_OF_RAM: (card_bytes if name == 'card' else parse_bytes)(given)
                 self.budgets[name] = given
-        self.change()
-
-    def set_start(self, message):
-        self.begin(*(self.own if message['label'] == self.own[0] else _start_of(message['label'])))
         self.change()
 
     def reset(self, message):
@@ -408,10 +388,9 @@ class PlannerPanel:
         return self.current
 
     def change(self):
-        "Show what was chosen, and rehearse it soon; or show why it cannot be"
-        try: p = self.stop_and_plan()
-        except UserError as e: return self.refuse(str(e))
-        if _key(p) in self.known: return self.present(self.known[_key(p)])
+        "Show what was chosen, and rehearse it soon"
+        p = self.stop_and_plan()
+        if _key(p) in self.known: return self.keep(self.known[_key(p)])
         self.show(p, 'the account follows')
         self.timer = threading.Timer(DEBOUNCE_SECONDS, self.rehearse, [p])
         self.timer.daemon = True
@@ -433,16 +412,11 @@ class PlannerPanel:
         self.process = run_in_subprocess(f, p, receive)
 
     def keep(self, found):
-        "Take an account, or the advice that came after it"
+        "Take an account, or the advice that came after it, which is looked for where it doesn't fit"
         # What failed, for want of RAM perhaps, may succeed another time.
         if not found.problem: self.known[_key(self.current)] = found
-        self.present(found)
-
-    def present(self, p):
-        "Show an account, and look for advice where it doesn't fit"
-        needs_advice = p.account and not p.problem and not p.fits and not p.suggestions
-        if needs_advice: self.compute(suggest_changes, p, self.keep, 'looking for what would fit …')
-        else: self.show(p, '')
+        if found.problem or found.fits or found.suggestions: self.show(found, '')
+        else: self.compute(suggest_changes, found, self.keep, 'looking for what would fit …')
 
     def stop(self):
         "Nothing is computed any more, and nothing that was is shown"
@@ -485,22 +459,19 @@ class PlannerPanel:
             waiting=waiting,
             note=self.note,
         )
-        if p.config: page |= self.figures(p)
+        if p.config:
+            named = self.named()
+            page |= _budgets(p) | dict(
+                disabled=why_disabled(self.config),
+                source=_source_of(p),
+                tiles=_tiles(p, self.first),
+                suggestions=_suggestions_of(p),
+                toml=config_to_toml(named),
+                command=shlex.join(as_command(named, self.start, self.base)),
+                folder=f'runs/{named.preset}',
+            )
         self.view.plan = page | self.asked_by
         self.view.text = str(p)
-
-    def figures(self, p):
-        "What is shown of a plan"
-        named = self.named()
-        return _budgets(p) | dict(
-            disabled=why_disabled(self.config),
-            source=_source_of(p),
-            tiles=_tiles(p, self.first),
-            suggestions=_suggestions_of(p),
-            toml=config_to_toml(named),
-            command=shlex.join(as_command(named, self.start, self.base)),
-            folder=f'runs/{named.preset}',
-        )
 
 # %% ../../nbs/81_planner_view.ipynb #4beabf54
 def planner(
@@ -517,7 +488,8 @@ def planner(
     if not interactive:
         print('A plan that stands still: one that moves needs a notebook, ipywidgets and anywidget.')
         return refine_with_account(plan_config(_start_of(start)[1], card))
-    view = view_class('planner.js', 'planner.css')(dict(fields=list(form().values())))
+    files = *CHART_FILES, 'planner.js', 'planner.css'
+    view = view_class(*files)(dict(fields=list(form().values())))
     view.panel = PlannerPanel(start, card, ram, pinned, view)
     view.on_msg(view.panel.receive)
     # It is closed.

@@ -8,8 +8,8 @@ __all__ = ['STALLED_FACTOR', 'STALLED_SECONDS', 'run_tiles', 'Comparison', 'comp
 
 # %% ../../nbs/77_reader.ipynb #398655e5
 import itertools, math, os, shlex, shutil, statistics, sys, time
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 from ..core import UserError, fmt_bytes
 from ..commands import elleci_watch  # noqa: F401
 from ..config import read_config
@@ -49,42 +49,6 @@ def _memory_tile(reader):
     if memory.get('limit'): notes.insert(0, f"of {fmt_bytes(memory['limit'])}")
     return 'memory reserved', used, '; '.join(notes)
 
-
-def _card_tiles(card):
-    "What was read of a card, as tiles"
-    if 'gpu_busy' in card: yield 'GPU busy', f"{card['gpu_busy']} %", f"{card['gpu_celsius']} °C"
-    if 'shared_bytes' in card:
-        yield 'shared memory', fmt_bytes(card['shared_bytes']), 'RAM lent to the card by Windows'
-
-# %% ../../nbs/77_reader.ipynb #55e5bc1f
-def _figures(reader, state, card):
-    "Yields (label, value, note)"
-    last, train = reader.last_step, reader.config.train if reader.config else None
-    yield 'step', f"{last.get('step', 0):,}", f'of {train.steps:,}' if train else ''
-    if not last: return
-    yield 'loss', short_number(last.get('loss', math.nan)), ''
-    if reader.validations:
-        newest = reader.validations[-1]
-        yield 'validation', short_number(newest['val_loss']), f"at step {newest['step']:,}"
-        if 'val_bpb' in newest: yield 'bits per byte', short_number(newest['val_bpb']), ''
-    if reader.average:
-        yield 'averaged weights', short_number(reader.average['average_loss']), 'validation loss'
-    if 'tokens_per_s' in last:
-        shape = batch_shape(reader)
-        note = f'{shape}, forward + backward' if shape else 'forward + backward'
-        yield 'tokens/s', short_number(last['tokens_per_s'], 0), note
-    if 'mfu' in last: yield 'MFU', f"{short_number(100*last['mfu'], 0)} %", ''
-    if 'memory_bytes' in last: yield _memory_tile(reader)
-    seconds_left = _seconds_left(reader)
-    if seconds_left is not None and state in ('training', 'paused'):
-        yield 'left', fmt_seconds(seconds_left), ''
-    if last.get('seconds'):
-        yield 'a step', f"{last['seconds']:.3g} s", ''
-        if 'joules' in last:
-            watts = short_number(last['joules']/last['seconds'], 0)
-            yield 'power', f'{watts} W', 'the whole card, over the last step'
-    yield from _card_tiles(card)
-
 # %% ../../nbs/77_reader.ipynb #54984e44
 def run_tiles(
     reader:RunReader,
@@ -92,12 +56,38 @@ def run_tiles(
     card:dict|None=None,  # gpu_busy in %, gpu_celsius, shared_bytes, as far as they are known
 )->list: # of dicts: label, value, note
     "The main figures of a run"
-    return [dict(label=label, value=value, note=note)
-            for label, value, note in _figures(reader, state, card or {})]
+    last, train = reader.last_step, reader.config.train if reader.config else None
+    tiles = []
+    def add(label, value, note=''): tiles.append(dict(label=label, value=value, note=note))
+    add('step', f"{last.get('step', 0):,}", f'of {train.steps:,}' if train else '')
+    if not last: return tiles
+    add('loss', short_number(last.get('loss', math.nan)))
+    if reader.validations:
+        newest = reader.validations[-1]
+        add('validation', short_number(newest['val_loss']), f"at step {newest['step']:,}")
+        if 'val_bpb' in newest: add('bits per byte', short_number(newest['val_bpb']))
+    if reader.average:
+        add('averaged weights', short_number(reader.average['average_loss']), 'validation loss')
+    if 'tokens_per_s' in last:
+        note = ', '.join(filter(None, (batch_shape(reader), 'forward + backward')))
+        add('tokens/s', short_number(last['tokens_per_s'], 0), note)
+    if 'mfu' in last: add('MFU', f"{short_number(100*last['mfu'], 0)} %")
+    if 'memory_bytes' in last: add(*_memory_tile(reader))
+    seconds_left = _seconds_left(reader)
+    if seconds_left is not None and state in ('training', 'paused'): add('left', fmt_seconds(seconds_left))
+    if last.get('seconds'):
+        add('a step', f"{last['seconds']:.3g} s")
+        if 'joules' in last:
+            add('power', f"{last['joules']/last['seconds']:,.0f} W", 'the whole card, over the last step')
+    card = card or {}
+    if 'gpu_busy' in card: add('GPU busy', f"{card['gpu_busy']} %", f"{card['gpu_celsius']} °C")
+    if 'shared_bytes' in card:
+        add('shared memory', fmt_bytes(card['shared_bytes']), 'RAM lent to the card by Windows')
+    return tiles
+
 
 # %% ../../nbs/77_reader.ipynb #6d0eaf4a
-@dataclass(frozen=True)
-class Comparison:
+class Comparison(NamedTuple):
     "A figure as it was predicted and as it was measured"
     what:str
     unit:str         # 'bytes' or 'seconds'
@@ -129,8 +119,7 @@ def compare_with_prediction(
 STALLED_FACTOR, STALLED_SECONDS = 20, 180
 
 
-@dataclass(frozen=True)
-class RunState:
+class RunState(NamedTuple):
     "The state of a run, in words"
     name:str      # a word of the table above
     sentence:str
@@ -189,11 +178,11 @@ def _state_at_rest(reader):
     if train and step >= train.steps:
         chat = f'elleci_chat --run {shlex.quote(str(reader.run))}'
         return RunState('finished', f'All {train.steps:,} steps are made.', chat)
-    saved = next((int(folder.name) for folder in checkpoints(reader.run)), None)
-    if saved is not None and saved >= step:
+    saved = next((int(folder.name) for folder in checkpoints(reader.run)), 0)
+    if saved >= step:
         return RunState('stopped', f'It was stopped after step {step:,}{of_all}, and is saved there.', resume)
-    if saved is None: lost = 'nothing was saved, so it begins again'
-    else: lost = f'the newest checkpoint is of step {saved:,}, so {step - saved:,} steps are made again'
+    lost = f'the newest checkpoint is of step {saved:,}, so {step - saved:,} steps are made again'
+    if not saved: lost = 'nothing was saved, so it begins again'
     return RunState('killed', f'It ended at step {step:,}{of_all} without saving: {lost}.', resume)
 
 # %% ../../nbs/77_reader.ipynb #066b40dc
@@ -204,8 +193,7 @@ def run_state(
 )->RunState:
     "What state a run is in, and what to do next"
     if running is None: running = is_running(reader.run)
-    if running: return _state_while_held(reader, time.time() if now is None else now)
-    return _state_at_rest(reader)
+    return _state_while_held(reader, now or time.time()) if running else _state_at_rest(reader)
 
 # %% ../../nbs/77_reader.ipynb #e7a56782
 def printable(text):
@@ -230,12 +218,10 @@ def _runs_in(folder):
 
 def _bases():
     "The working directory, and those above it up to the root of a repository"
-    here = Path.cwd()
-    # Eight levels are deeper than any repository of ours.
-    folders = [here, *here.parents][:8]
+    folders = [Path.cwd(), *Path.cwd().parents]
     def is_root(folder): return (folder/'.git').exists() or (folder/'settings.ini').exists()
-    roots = [i for i, folder in enumerate(folders) if is_root(folder)]
-    return folders[:roots[0] + 1] if roots else [here]
+    roots = (i for i, folder in enumerate(folders) if is_root(folder))
+    return folders[:next(roots, 0) + 1]
 
 def _as_typed(run):
     "The shortest name of a path from the working directory"

@@ -6,7 +6,7 @@
 __all__ = ['BEAT_SECONDS', 'MAX_TIME_SHARE', 'OPEN_VIEWS', 'plot_run', 'RunView', 'dashboard']
 
 # %% ../../nbs/80_run_view.ipynb #03391aea
-import dataclasses, math, threading, time
+import math, threading, time
 from pathlib import Path
 import numpy as np
 from ..core import GiB, UserError, fmt_bytes, optional, require
@@ -14,8 +14,8 @@ from ..plots import figure
 from ..annotate import CATEGORIES
 from ..memory.ledger import COLOURS
 from ..memory.spill import SharedMemoryCounter, powershell
-from ..training.telemetry import COMMANDS, is_running, send_command
-from .charts import byte_bars, view_class, widgets_available
+from ..training.telemetry import is_running, send_command
+from .charts import CHART_FILES, byte_bars, view_class, widgets_available
 from .follow import RunReader
 from .reader import batch_shape, find_runs, no_run_message, printable, run_state, run_tiles
 
@@ -30,12 +30,10 @@ MAX_LABEL_SETTINGS = 3
 def settings_of(reader): # {'model.d_model': text}
     "The settings of a run under their full names"
     if reader.config is None: return {}
-    parts = {'model': reader.config.model, 'train': reader.config.train}
     found = {'preset': printable(reader.config.preset)}
-    for part, c in parts.items():
-        for f in dataclasses.fields(c):
-            value = getattr(c, f.name)
-            found[f'{part}.{f.name}'] = printable(f'{value:g}' if isinstance(value, float) else str(value))
+    for part in ('model', 'train'):
+        for name, value in vars(getattr(reader.config, part)).items():
+            found[f'{part}.{name}'] = printable(f'{value:g}' if isinstance(value, float) else str(value))
     return found
 
 def run_labels(readers):
@@ -314,19 +312,15 @@ class RunView(threading.Thread):
         self.last_word = 0.
         self.hello = self.closed = False
         self.looked, self.awake = threading.Event(), threading.Event()
-        self.view = view_class('run_view.js', 'run_view.css')()
+        self.view = view_class(*CHART_FILES, 'run_view.js', 'run_view.css')({})
         self.view.on_msg(self.receive)
 
     def receive(self, view, content, buffers):
         "Called for each message from the browser"
-        if not isinstance(content, dict): return
-        if content.get('kind') == 'hello':
+        if content['kind'] == 'hello':
             self.hello = True
             self.awake.set()
-        if content.get('kind') == 'command' and content.get('command') in COMMANDS:
-            i = content.get('run')
-            if type(i) is int and 0 <= i < len(self.readers):
-                send_command(self.readers[i].run, content['command'])
+        else: send_command(self.readers[content['run']].run, content['command'])
 
     def run(self):
         while not self.closed:
@@ -437,10 +431,11 @@ def dashboard(
         runs = [Path(run).expanduser()]
     key = tuple(folder.resolve() for folder in runs)
     view = OPEN_VIEWS.get(key)
-    if view is None or not view.is_open or view.every != every:
+    if view is None or not view.is_open:
         if view: view.close()
         view = OPEN_VIEWS[key] = RunView(run, runs, every)
         view.start()
         # A long log is read while the browser loads the view; a short one is known when the cell ends.
         view.looked.wait(.5)
+    view.every = every
     return view.view

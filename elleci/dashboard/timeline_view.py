@@ -6,32 +6,8 @@
 __all__ = ['timeline']
 
 # %% ../../nbs/80_timeline_view.ipynb #7c67edad
-import functools
-from ..core import require
-from .charts import widgets_available
-from ..memory.timeline import as_timeline, timeline_payload, web_file
-
-# %% ../../nbs/80_timeline_view.ipynb #b88a705e
-@functools.cache
-def _widget_class():
-    "The widget, made when it is first needed: anywidget may be absent"
-    anywidget = require('anywidget', 'show a timeline as a widget')
-    traitlets = require('traitlets', 'show a timeline as a widget')
-
-    class TimelineWidget(anywidget.AnyWidget):
-        "The interactive timeline"
-        _esm = web_file('timeline.js')
-        _css = web_file('timeline.css')
-        payload = traitlets.Unicode().tag(sync=True)     # see `timeline_payload`
-        selected = traitlets.Int(-1).tag(sync=True)      # number of the block that was clicked; −1 for none
-
-        def __init__(self, timelines):
-            super().__init__(payload=timeline_payload(*timelines))
-            self.timelines = timelines
-
-        def __repr__(self): return repr(self.timelines[0])
-
-    return TimelineWidget
+from .charts import view_class, widgets_available
+from ..memory.timeline import as_timeline, timeline_payload
 
 # %% ../../nbs/80_timeline_view.ipynb #4ff9be46
 def timeline(
@@ -45,4 +21,7 @@ def timeline(
     timelines = [as_timeline(source, title, limit)]
     if measured is not None: timelines.append(as_timeline(measured))
     if interactive is None: interactive = widgets_available()
-    return _widget_class()(timelines) if interactive else timelines[0]
+    if not interactive: return timelines[0]
+    view = view_class('timeline.js', 'timeline.css')(timeline_payload(*timelines), repr(timelines[0]))
+    view.timelines = timelines
+    return view
