@@ -6,7 +6,6 @@
 __all__ = ['FREE', 'LIVE', 'UNMAPPED', 'draw_segments', 'training_events', 'Block', 'Pool', 'OutOfMemory', 'CachingAllocator', 'snapshot', 'AllocatorSettings', 'parse_settings', 'Replay', 'replay', 'ExpandableAllocator', 'load_trace', 'check_trace']
 
 # %% ../../nbs/12_allocator.ipynb #53af477f
-import itertools
 from bisect import bisect_left, insort
 from ..core import MiB, UserError, fmt_bytes
 from ..plots import figure
@@ -27,13 +26,12 @@ def draw_segments(
     for row, s in enumerate(segments):
         left = 0
         for size, state, _ in s['blocks']:
-            in_use = state != FREE
-            style = dict(color='#2b6cb0') if in_use else dict(facecolor='#fff7e6', hatch='////')
-            ax.barh(row, size/MiB, .72, left/MiB, **style, edgecolor='#f0b429' if not in_use else 'white')
-            if size > widest/20:
-                label = ax.text((left + size/2)/MiB, row, f'{size/MiB:.3g}', ha='center', va='center')
-                label.set(color='white' if in_use else '#7a4b00', fontweight='bold')
-                if not in_use: label.set_bbox(dict(facecolor='#fff7e6', edgecolor='none', pad=1.5))
+            hole = state == FREE
+            fill, edge, ink = ('#fff7e6', '#f0b429', '#7a4b00') if hole else ('#2b6cb0', 'white', 'white')
+            ax.barh(row, size/MiB, .72, left/MiB, fc=fill, ec=edge, hatch='////' if hole else '')
+            label = f'{size/MiB:.3g}' if size > widest/20 else ''
+            ax.text((left + size/2)/MiB, row, label, ha='center', va='center', color=ink, fontweight='bold',
+                    bbox=dict(facecolor=fill, edgecolor='none', pad=1.5))
             left += size
     ax.set_yticks(range(len(segments)))
     ax.invert_yaxis()
@@ -47,22 +45,18 @@ def training_events(
     d_model:int=2048,
 )->list: # of ('a', key, bytes) and ('f', key)
     "What bf16 training steps of a plain Transformer allocate and free: weights, then both passes"
-    events, keys = [], itertools.count()
-    def new(nbytes):
-        key = next(keys)
-        events.append(('a', key, int(nbytes)))
-        return key
-    def free(*keys): events.extend(('f', key) for key in keys)
-    for _ in range(n_layers): new(2*12*d_model**2)
-    # In units of (T, D): the norm's output, q with k and v, the attention's output, gate and up of the FFN.
-    saved_widths = 1, 3, 1, 2.75, 2.75
-    for T in lengths:
-        saved = []
-        for _ in range(n_layers):
-            saved.append([new(2*T*d_model*width) for width in saved_widths])
-            saved[-1].append(new(4*T))          # fp32 statistics of the norm
-            free(new(2*T*d_model))              # a temporary of the forward pass
-        for kept in reversed(saved): free(new(2*T*d_model*2.75), *kept)
+    events = [('a', ('weights', layer), 2*12*d_model**2) for layer in range(n_layers)]
+    for step, T in enumerate(lengths):
+        unit = 2*T*d_model
+        wide = int(2.75*unit)
+        # The norm's output, q with k and v, the attention's output, gate and up of the FFN, the norm's rms.
+        saved = unit, 3*unit, unit, wide, wide, 4*T
+        for layer in range(n_layers):
+            events += [('a', (step, layer, k), nbytes) for k, nbytes in enumerate(saved)]
+            events += [('a', 'temporary', unit), ('f', 'temporary')]
+        for layer in reversed(range(n_layers)):
+            events += [('a', 'gradient', wide), ('f', 'gradient')]
+            events += [('f', (step, layer, k)) for k in range(len(saved))]
     return events
 
 # %% ../../nbs/12_allocator.ipynb #9b6a889c
@@ -144,10 +138,9 @@ class CachingAllocator:
         self.rounding = (s.max_non_split_rounding_mb or s.large_segment_size_mb)*MiB
         self.allowed = None     # bytes, of a memory fraction
         if s.per_process_memory_fraction < 1:
-            total = capacity if total is None else total
-            if total is None:
+            if not (total or capacity):
                 raise UserError('A memory fraction is a share of a card of unknown size: give its bytes.')
-            self.allowed = int(s.per_process_memory_fraction*total)
+            self.allowed = int(s.per_process_memory_fraction*(total or capacity))
         self.choose_address = choose_address or self._next_address
         self.lowest = 0
         self.pools = {}
@@ -243,7 +236,17 @@ class CachingAllocator:
         block = self._alloc_block(pool, size)
         if block is None and self._release_available_cached_blocks(pool, size):
             block = self._alloc_block(pool, size)
-        return block or self._retry(pool, size)
+        if block is None:
+            self.empty_cache()
+            self.n_retries += 1
+            block = self._alloc_block(pool, size)
+        if block is not None: return block
+        held = f'{fmt_bytes(self.reserved)} reserved, {fmt_bytes(self.allocated)} of it allocated'
+        limits = ((self.allowed, '{} allowed'), (self.capacity, 'limit {}'))
+        limits = '; '.join(text.format(fmt_bytes(n)) for n, text in limits if n is not None)
+        raise OutOfMemory(f'Out of memory: {fmt_bytes(size)} wanted, {held}, {limits}: use a smaller batch '
+                          'or recompute activations, or expandable segments if much is reserved and not '
+                          'allocated.')
 
     def _get_allocation_size(self, pool, size):
         return pool.page if size < self.MEDIUM else -(-size//self.SEGMENT_ROUND)*self.SEGMENT_ROUND
@@ -260,19 +263,6 @@ class CachingAllocator:
         block = self.segment_heads[addr] = Block(addr, nbytes, pool)
         return block
 
-    def _retry(self, pool, size):
-        self.empty_cache()
-        self.n_retries += 1
-        block = self._alloc_block(pool, size)
-        if block is not None: return block
-        held = f'{fmt_bytes(self.reserved)} reserved, {fmt_bytes(self.allocated)} of it allocated'
-        limits = [f'{fmt_bytes(self.allowed)} allowed'] if self.allowed is not None else []
-        if self.capacity is not None: limits.append(f'limit {fmt_bytes(self.capacity)}')
-        limits = '; '.join(limits)
-        raise OutOfMemory(f'Out of memory: {fmt_bytes(size)} wanted, {held}, {limits}: use a smaller batch '
-                          'or recompute activations, or expandable segments if much is reserved and not '
-                          'allocated.')
-
     def _garbage_collect_cached_blocks(self):
         if self.allowed is None or not self.settings.garbage_collection_threshold: return
         excess = self.reserved - int(self.settings.garbage_collection_threshold*self.allowed)
@@ -286,22 +276,17 @@ class CachingAllocator:
                 whole.remove(block)
                 self._release_block(block)
 
-    def _available_cached_blocks(self, pool, size):
-        "Oversize holes to give back for a request: one that covers it, or the largest, until they do"
-        if self.settings.max_split_size_mb is None or self.settings.expandable_segments: return []
+    def _release_available_cached_blocks(self, pool, size):
+        "Give oversize holes back for a request: one that covers it, or the largest, until they do"
+        if self.settings.max_split_size_mb is None or self.settings.expandable_segments: return False
         wanted = max(size, self.max_split)
         fits = bisect_left(pool.free, (wanted,))
-        if fits < len(pool.free): return [pool.free[fits][2]]
-        found = []
-        for n, _, block in reversed(pool.free):
-            if n < self.max_split or sum(b.size for b in found) >= wanted: break
-            found.append(block)
-        return found
-
-    def _release_available_cached_blocks(self, pool, size):
-        blocks = self._available_cached_blocks(pool, size)
-        for block in blocks: self._release_block(block)
-        return blocks != [] and sum(block.size for block in blocks) >= max(size, self.max_split)
+        given_back = 0
+        while given_back < wanted and pool.free and pool.free[-1][0] >= self.max_split:
+            block = pool.free[min(fits, len(pool.free) - 1)][2]
+            self._release_block(block)
+            given_back += block.size
+        return given_back >= wanted
 
     def _release_cached_blocks(self, pool):
         whole = [block for _, _, block in pool.free if block.prev is None and block.next is None]
@@ -364,41 +349,37 @@ def _conf_pairs(text:str)->list: # of (key, value) strings
     raise UserError(f'`{text}` is no list of settings: write key:value, separated by commas.')
 
 # %% ../../nbs/12_allocator_config.ipynb #23bd8cbc
-def _power_of_2(key:str, text:str, lowest:int=1)->int:
+def _power_of_2(text:str)->int:
     "The number in `text`; `UserError` where it's no power of two"
-    if text.isdecimal() and int(text).bit_count() == 1 or lowest == 0 and text == '0': return int(text)
-    raise UserError(f'{key} has {text!r}: give powers of two, {"0, " if lowest == 0 else ""}1, 2, 4, 8, ….')
+    if text.isdecimal() and int(text).bit_count() == 1: return int(text)
+    raise UserError(f'roundup_power2_divisions has {text!r}: give powers of two, 1, 2, 4, 8, ….')
 
 
 def _parse_divisions(text:str)->tuple: # 16 numbers
     "Into how many parts the space between two powers of two is divided, by size"
-    key = 'roundup_power2_divisions'
-    if not text.startswith('['): return (_power_of_2(key, text),)*16
+    if not text.startswith('['): return (_power_of_2(text),)*16
     table, last, first = [0]*16, 0, True
     for pair in text[1:-1].split(','):
         size, _, n = pair.partition(':')
-        n = _power_of_2(key, n, lowest=0)
-        if size == '>':
-            table[last + 1:] = [n]*(15 - last)
-            continue
-        last = min(_power_of_2(key, size).bit_length() - 1, 15)
-        table[last] = n
-        if first: table[:last] = [n]*last
-        first = False
+        n = 0 if n == '0' else _power_of_2(n)
+        if size == '>': table[last + 1:] = [n]*(15 - last)
+        else:
+            last = min(_power_of_2(size).bit_length() - 1, 15)
+            start = 0 if first else last
+            table[start:last + 1] = [n]*(last + 1 - start)
+            first = False
     return tuple(table)
 
 # %% ../../nbs/12_allocator_config.ipynb #e21b9288
 def _parse_value(key:str, text:str): # bool, int, float or tuple
     "The value of one setting; `UserError` where PyTorch would refuse it, or read something else"
     if key == 'roundup_power2_divisions': return _parse_divisions(text)
+    pattern, read, allowed = r'0?\.\d*[1-9]\d*', float, 'a share between 0 and 1'
+    if key.endswith('fraction'): pattern += r'|1(\.0)?'
+    if key.endswith('_mb'): pattern, read, allowed = r'\d+', int, 'MiB as a whole number'
     if key == 'expandable_segments':
-        if text in ('True', 'False'): return text == 'True'
-        raise UserError(f'{key} is {text!r}: write True or False, with a capital.')
-    is_size = key.endswith('_mb')
-    found = re.fullmatch(r'\d+' if is_size else r'\d*\.?\d+', text)
-    value = (int if is_size else float)(text) if found else -1
-    if is_size and value >= 0 or 0 < value < 1 or value in (0, 1) and key.endswith('fraction'): return value
-    allowed = 'MiB as a whole number' if is_size else 'a share between 0 and 1'
+        pattern, read, allowed = 'True|False', 'True'.__eq__, 'True or False, with a capital'
+    if re.fullmatch(pattern, text): return read(text)
     raise UserError(f'{key} is {text!r}: give {allowed}.')
 
 # %% ../../nbs/12_allocator_config.ipynb #64f21ad8
@@ -418,12 +399,9 @@ def parse_settings(
             hint = f'did you mean {near[0]}?' if near else f"there are {', '.join(known)}."
             raise UserError(f'PYTORCH_ALLOC_CONF has no setting {key!r}: {hint}')
     s = AllocatorSettings(**given)
-    if s.large_segment_size_mb <= 10:
-        raise UserError(f'large_segment_size_mb is {s.large_segment_size_mb}: give more than 10.')
-    for key in ('max_split_size_mb', 'max_non_split_rounding_mb'):
-        n = getattr(s, key)
-        if n is not None and n < s.large_segment_size_mb:
-            raise UserError(f'{key} is {n}: give {s.large_segment_size_mb} (a large segment) or more.')
+    for key in ('large_segment_size_mb', 'max_split_size_mb', 'max_non_split_rounding_mb'):
+        least = 11 if key.startswith('large') else s.large_segment_size_mb
+        if given.get(key, least) < least: raise UserError(f'{key} is {given[key]}: give {least} or more.')
     return s
 
 # %% ../../nbs/12_allocator_replay.ipynb #08f45733
@@ -639,10 +617,6 @@ def _initial_state(trace:dict):
             elif action == 'f': live[addr] = n, None
             elif action == 'S': segments.pop(addr)
             elif action == 'F': segments[addr] = n
-        bases = sorted(segments)
-        for addr in live:
-            base = bases[bisect_left(bases, addr + 1) - 1]
-            if not base <= addr < base + segments[base]: raise KeyError(addr)
     except LookupError as e:
         raise UserError(f'The trace contradicts itself (address {e}): record it again, with no events lost.'
                        ) from None
@@ -662,12 +636,11 @@ def _initial_block_size(addr:int, low:int, end:int, small:bool, events:list)->in
 def _restore(a, trace):
     "Put the fresh allocator `a` into the state in which the trace begins"
     segments, live = _initial_state(trace)
-    keys = sorted(live)
     for base, total in segments.items():
         pool = a._get_pool(total == CachingAllocator.SMALL_SEGMENT, 0)
         block = a.segment_heads[base] = Block(base, total, pool)
         a.reserved += total
-        mine = keys[bisect_left(keys, base):bisect_left(keys, base + total)]
+        mine = sorted(addr for addr in live if base <= addr < base + total)
         for addr, end in zip(mine, mine[1:] + [base + total]):
             requested, size = live[addr]
             low = addr + a._round_size(requested)

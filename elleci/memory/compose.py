@@ -6,8 +6,9 @@
 __all__ = ['compose']
 
 # %% ../../nbs/12_compose.ipynb #81efa175
-import bisect, functools, re
+import functools, re
 from collections import Counter
+from operator import attrgetter
 from ..core import UserError
 from .trace import Allocation, Trace, gc_disabled
 
@@ -68,23 +69,21 @@ def _rows(values:list)->list: # of (value, number of the first, number after the
 # %% ../../nbs/12_compose.ipynb #d87f6a42
 def _repeat_runs(storages:_BlockStorages, period:int, extra:int)->list|None:
     "The events of the longer model; None where the work of blocks is interleaved"
-    low, high = 1, 1 + period
+    high = 1 + period
     event_blocks = storages.event_blocks()
+    neighbours = [None, *event_blocks, None]
     ascending = range(0, extra + 1, period)
     out = []
-    inside_or_not = [n is not None and low <= n < high for n in event_blocks]
+    inside_or_not = [n is not None and 1 <= n < high for n in event_blocks]
     for inside, start, end in _rows(inside_or_not):
         events = storages.trace.events[start:end]
         if not inside:
             for e, n in zip(events, event_blocks[start:end]):
                 out.append((e, extra if n is not None and n >= high else 0))
             continue
-        before = event_blocks[start - 1] if start > 0 else None
-        after = event_blocks[end] if end < len(event_blocks) else None
-        if before is None or after is None: return None
-        if before == low - 1 and after >= high: shifts = ascending
-        elif before >= high and after == low - 1: shifts = ascending[::-1]
-        else: return None
+        before, after = neighbours[start], neighbours[end + 1]
+        if None in (before, after) or (before == 0) == (after == 0): return None
+        shifts = ascending if before == 0 else ascending[::-1]
         for shift in shifts: out += [(e, shift) for e in events]
     return out
 
@@ -94,9 +93,8 @@ def _distances(storages:_BlockStorages, period:int)->list: # for each event: a n
     trace = storages.trace
     names = [(e >= 0, *storages.key(max(e, ~e))) for e in trace.events]
     number = {name: k for k, name in enumerate(names)}
-    def alike(a, b):
-        return ((a.nbytes, a.phase, a.op, a.step, a.category, a.host)
-                == (b.nbytes, b.phase, b.op, b.step, b.category, b.host))
+    compared = attrgetter('nbytes', 'phase', 'op', 'step', 'category', 'host')
+    def alike(a, b): return compared(a) == compared(b)
     out = []
     for k, (is_alloc, block, rank) in enumerate(names):
         found = None if block is None else number.get((is_alloc, block + period, rank))
@@ -107,21 +105,19 @@ def _distances(storages:_BlockStorages, period:int)->list: # for each event: a n
 # %% ../../nbs/12_compose.ipynb #4c0f0fe4
 def _repeating_stretches(stretches:list, event_blocks:list, first:int, period:int)->list|None:
     "Stretches in which each event of blocks first … first + period − 1 repeats itself exactly once"
-    chosen = [k for k, n in enumerate(event_blocks) if n is not None and first <= n < first + period]
+    chosen = [n is not None and first <= n < first + period for n in event_blocks]
     found = []
-    n_found = 0
     for start, end, distance in stretches:
-        n_inside = bisect.bisect_left(chosen, end) - bisect.bisect_left(chosen, start)
+        n_inside = sum(chosen[start:end])
         if n_inside == 0: continue
         # One repetition is as long as the distance, and consists of these events.
-        if n_inside != abs(distance) or end - start < abs(distance): return None
-        n_found += n_inside
+        if n_inside != abs(distance): return None
         # With the successors of the last events, or of the first where blocks descend.
         found.append((start + min(distance, 0), end + max(distance, 0), distance))
-    if n_found < len(chosen): return None
     found.sort()
+    n_found = sum(abs(distance) for *_, distance in found)
     overlap = any(end > start for (_, end, _), (start, *_) in zip(found, found[1:]))
-    return None if overlap else found
+    return None if overlap or n_found < sum(chosen) else found
 
 # %% ../../nbs/12_compose.ipynb #5b1be83f
 def _find_repetition(storages:_BlockStorages, event_blocks:list, period:int)->tuple|None:
@@ -142,37 +138,30 @@ def _repeat_stretches(storages:_BlockStorages, period:int, extra:int)->list|None
     repetition = _find_repetition(storages, event_blocks, period)
     if repetition is None: return None
     first, stretches = repetition
-    out = []
-    def copy(start, end):
-        "The events between stretches: those of later blocks are moved up"
-        for e, n in zip(events[start:end], event_blocks[start:end]):
+    out, done = [], 0
+    for start, end, distance in [*stretches, (len(events), len(events), 0)]:
+        # Between stretches the events of later blocks are moved up.
+        for e, n in zip(events[done:start], event_blocks[done:start]):
             out.append((e, extra if n is not None and n >= first + period else 0))
-    done = 0
-    for start, end, distance in stretches:
-        copy(done, start)
         middle = start + abs(distance)
         shifts = range(0, extra + 1, period)
         for shift in shifts if distance > 0 else shifts[::-1]:
             out += [(e, shift) for e in events[start:middle]]
         out += [(e, extra if distance > 0 else 0) for e in events[middle:end]]
         done = end
-    copy(done, len(events))
     return out
 
 # %% ../../nbs/12_compose.ipynb #c18826c7
-def _shift_allocation(allocation:Allocation, blocks:str, shift:int, period:int, extra:int,
-                      alloc_event:int)->Allocation:
+def _shift_allocation(a:Allocation, blocks:str, shift:int, period:int, extra:int, event:int)->Allocation:
     "The same storage `shift` blocks further on, in the longer model"
-    nbytes = allocation.nbytes
-    stacked = allocation.stacked_layers
-    if stacked and _block_number(allocation.layer, blocks) is None:
+    nbytes, stacked = a.nbytes, a.stacked_layers
+    if stacked and _block_number(a.layer, blocks) is None:
         # It is stacked from tensors of all blocks, and there are more of them.
         n_in_period = sum(1 <= (_block_number(layer, blocks) or 0) <= period for layer in stacked)
         nbytes += nbytes//len(stacked)*n_in_period*extra//period
-    layer = _shift_layer(allocation.layer, blocks, shift)
-    a = allocation
+    layer = _shift_layer(a.layer, blocks, shift)
     # `dataclasses.replace` would take half a second for the 1.5B model's.
-    new = Allocation(nbytes, a.phase, layer, a.op, a.step, alloc_event, category=a.category, host=a.host)
+    new = Allocation(nbytes, a.phase, layer, a.op, a.step, event, category=a.category, host=a.host)
     new.stacked_layers = stacked
     return new
 

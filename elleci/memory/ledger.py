@@ -151,18 +151,12 @@ def _has_weight_decay(name):
     return bool(re.search(r'(proj|kv_down|kv_up|gate_up|up|down|head)\.weight$', name))
 
 
-def is_hidden_matrix(
-    name:str, # of a parameter, as in `parameter_shapes`
-)->bool:
+def is_hidden_matrix(name:str)->bool:
     "True for the weights of the blocks' linear layers, which some optimizers treat as matrices"
     return name.startswith('blocks.') and _has_weight_decay(name)
 
 
-def galore_numbers(
-    name:str,
-    shape:tuple,
-    train:TrainConfig, # its galore_rank
-)->tuple: # numbers in a moment, in the projector
+def galore_numbers(name:str, shape:tuple, train:TrainConfig)->tuple: # in a moment, in the projector
     "Of a hidden matrix with both sides above the rank r, moments are r times the longer side"
     rank = train.galore_rank
     if not is_hidden_matrix(name) or min(shape) <= rank: return math.prod(shape), 0
@@ -287,16 +281,12 @@ def _eigenstate(c, s, B, T):
     )
 
 # %% ../../nbs/10_ledger_activations.ipynb #1682cbbe
-def matmul_itemsize(
-    train:TrainConfig, # its precision
-)->int: # bytes
+def matmul_itemsize(train:TrainConfig)->int: # bytes
     "Of a number that matmuls work in"
     return 4 if train.precision == 'fp32' else 2
 
 # %% ../../nbs/10_ledger_activations.ipynb #b494b853
-def residual_itemsize(
-    train:TrainConfig, # its precision
-)->int: # bytes
+def residual_itemsize(train:TrainConfig)->int: # bytes
     "Of a number in the residual stream"
     return 2 if train.precision == 'bf16-weights' else 4
 
@@ -480,9 +470,8 @@ def _nearest_cards(name)->list: # of keys, the nearest first
     typed, letters = _letters(name), {_letters(key): key for key in CARDS}
     # The maker's prefix, or how much memory it has, may have been left out.
     inside = [key for other, key in letters.items() if len(typed) > 3 and typed in other]
-    close = difflib.get_close_matches(typed, letters, n=3, cutoff=.7)
-    bare = difflib.get_close_matches(f'rtx{typed}', letters, n=3, cutoff=.8)
-    found = inside or [letters[other] for other in close or bare]
+    def close(name, cutoff): return difflib.get_close_matches(name, letters, 3, cutoff)
+    found = inside or [letters[other] for other in close(typed, .7) or close(f'rtx{typed}', .8)]
     digits = re.findall(r'\d+', typed)
     return [key for key in found if digits and digits[0] in key] or found
 
@@ -503,27 +492,22 @@ def card_bytes(
     if name in CARDS: return CARDS[name]
     shown = repr(str(name_or_size)[:40])
     near = ' or '.join(_nearest_cards(name))
-    is_size = re.match(r'[-+.0-9]', name)
-    if near:
-        what = f'{shown} is no size' if is_size else f'Card {shown} is not in the table'
-        raise UserError(f"{what}: did you mean {near}? Or give a size, like '12GiB'.")
-    if is_size: return parse_bytes(name_or_size)
-    raise UserError(
-        f"Card {shown} is not in the table: give its memory, like '12GiB', or one of {', '.join(CARDS)}."
-    )
+    if not near and re.match(r'[-+.0-9]', name): return parse_bytes(name_or_size)
+    hint = f'did you mean {near}? Or ' if near else ''
+    others = f"give its memory, like '12GiB', or one of {', '.join(CARDS)}."
+    raise UserError(f'Card {shown} is not in the table: {hint}{others}')
 
 # %% ../../nbs/10_ledger_cards.ipynb #5f0a1c7b
 def box_note(
     nbytes:int, # as somebody gave them
 )->str: # a sentence; '' where no card has this much on its box
     "What torch finds on the cards that are sold with this much memory"
-    found = {card.key: card.memory_bytes for card in CARD_SPECS.values() if card.box_bytes == nbytes}
+    found = [card for card in CARD_SPECS.values() if card.box_bytes == nbytes]
     if not found: return ''
-    ends = dict.fromkeys(fmt_bytes(n) for n in (min(found.values()), max(found.values())))
-    return (
-        f'{fmt_bytes(nbytes)} is the size on the box; torch finds {" to ".join(ends)} on such a card: '
-        f'name yours, such as {next(iter(found))}.'
-    )
+    sizes = [card.memory_bytes for card in found]
+    seen = ' to '.join(dict.fromkeys(map(fmt_bytes, (min(sizes), max(sizes)))))
+    said = f'{fmt_bytes(nbytes)} is the size on the box; torch finds {seen} on such a card'
+    return f'{said}: name yours, such as {found[0].key}.'
 
 # %% ../../nbs/10_ledger_cards.ipynb #5f17a002
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ __all__ = ['Layout', 'layout_of', 'rank_train', 'LocalModel', 'local_model', 'ch
 
 # %% ../../nbs/10_ledger_ranks.ipynb #bc3de548
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 from ..config import ModelConfig, TrainConfig
 from ..core import UserError
@@ -74,15 +74,9 @@ def local_model(
 )->ModelConfig: # the model itself where tp is 1
     "The narrower model that a tensor-parallel rank computes"
     if tp == 1: return model
-    fields = {f: getattr(model, f) for f in model.__dataclass_fields__}
     def part(n): return n if n == 1 else n//tp
-    return LocalModel(**fields | dict(
-        n_attn_heads=max(1, model.n_attn_heads//tp),
-        n_kv_heads=part(model.n_kv_heads),
-        d_ff=model.d_ff//tp,
-        ngroups=part(model.ngroups),
-        tp=tp,
-    ))
+    heads = dict(n_attn_heads=max(1, model.n_attn_heads//tp), n_kv_heads=part(model.n_kv_heads))
+    return LocalModel(**asdict(model) | heads | dict(d_ff=model.d_ff//tp, ngroups=part(model.ngroups), tp=tp))
 
 # %% ../../nbs/10_ledger_ranks.ipynb #3594d9b2
 def chunk_rows(

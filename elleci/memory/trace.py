@@ -22,7 +22,7 @@ from ..summary import Summary, byte_rows, shown_as_summary
 from .ledger import COLOURS
 from .known import CHOICES, COUNTING, FACTORIES, KnownValues, counted_output, follow, load_of
 from .known import masks_counted
-from .library import ask_library, asked_operators, asks_library, convolution_allowance
+from .library import ASKED_OPERATORS, ask_library, asks_library, convolution_allowance
 from .library import tensors_in
 from .emulate import SCATTERS, emulate, find_temporaries, sole_owner_counts, writes_in_place
 
@@ -286,7 +286,7 @@ class _OperatorInfo:
         self.is_view = func.is_view
         watched = {aten._local_scalar_dense.default, aten._to_copy.default, aten.add.Tensor}
         watched |= SCATTERS | NONFINITE_TESTS | COUNTING | INDEXING | CONVOLUTIONS
-        if target == 'cpu': watched |= asked_operators()
+        if target == 'cpu': watched |= ASKED_OPERATORS
         casts = target == 'cpu' and torch.Tag.pointwise in func.tags
         # Whether more has to be done than to write down its outputs.
         self.special = func in watched or (target, func) in DECLARED_TEMPORARIES or casts
@@ -460,16 +460,16 @@ class Recorder(TorchDispatchMode):
         work = self._ask(op, args, kwargs) if self.asks and asks_library(func, args) else None
         if work is not None: return self._play(op, work, args)
         if writes_in_place(func, args, kwargs, frame): return args[0]
-        temporaries = find_temporaries(self.target, func, args, kwargs)
-        upcast = [self.log.record_alloc(n, op.name) for n in temporaries.upcast]
-        working = [self.log.record_alloc(n, op.name) for n in temporaries.before]
+        wider, before, after = find_temporaries(self.target, func, args, kwargs)
+        upcast = [self.log.record_alloc(n, op.name) for n in wider]
+        working = [self.log.record_alloc(n, op.name) for n in before]
         out = self._run(op, args, kwargs)
-        working += [self.log.record_alloc(n, op.name) for n in temporaries.after]
+        working += [self.log.record_alloc(n, op.name) for n in after]
         # Whether something overflowed we do know: it didn't.
         if func in NONFINITE_TESTS and out.is_meta: self.known.fill(out, False)
         for i in upcast + working[::-1]: self.log.record_free(i)
         if func in CONVOLUTIONS:
-            self.notes.convolution(convolution_allowance(func, args, out))
+            self.notes.convolution(convolution_allowance(args, out))
         return out
 
     def _run_counted(self, op, args, kwargs):
