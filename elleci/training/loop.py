@@ -4,15 +4,13 @@
 
 # %% auto #0
 __all__ = ['MAX_AVERAGED_STEPS', 'token_byte_counts', 'ValidationTotals', 'validate_source', 'validate', 'stop_on_signal',
-           'Callbacks', 'TrainingRun', 'set_learning_rates', 'TrainingLoop', 'fit', 'make_weight_average', 'find_lr']
+           'set_learning_rates', 'TrainingLoop', 'fit', 'make_weight_average', 'find_lr']
 
 # %% ../../nbs/75_loop.ipynb #7d52ee34
 import contextlib, dataclasses, math, signal, threading, time
-from collections.abc import Callable
 import torch
 from torch import Tensor
 from ..config import Config
-from ..summary import shown_as_summary
 from ..core import UserError, seed_everything
 from ..data.loader import Mixture, make_loader
 from ..engine.layer_major import make_engine, make_model
@@ -112,37 +110,6 @@ def stop_on_signal(): # gives a function that returns whether a stop was request
     finally:
         for n, handler in old_handlers.items(): signal.signal(n, handler)
 
-# %% ../../nbs/75_loop.ipynb #35e5a239
-def _ignore(*args, **kwargs): pass
-
-
-@dataclasses.dataclass(frozen=True)
-class Callbacks:
-    "What a training calls on its way; each does nothing unless you give it"
-    log:Callable = _ignore                # log(step=…, **fields): an event
-    save:Callable = _ignore               # save(step, data_state): a checkpoint is due
-    next_command:Callable = _ignore       # next_command(step): 'pause', 'unpause', 'save', 'stop', or none
-    progress:Callable = iter              # progress(steps): the steps, while something shows how far they are
-    sample_text:Callable = dict           # sample_text(): more fields for the event of a validation
-    on_bad_batch:Callable = _ignore       # on_bad_batch(step, micro_batches): their gradient was not finite
-
-# %% ../../nbs/75_loop.ipynb #e9152204
-@shown_as_summary
-@dataclasses.dataclass(frozen=True)
-class TrainingRun:
-    "One training, resolved before its first step: what is trained and from where, and whom to call"
-    config:Config                      # model and training
-    val_sources:dict                   # source: `PackedRows` to validate on
-    callbacks:Callbacks = Callbacks()
-    recovery:Recovery = dataclasses.field(default_factory=Recovery) # what attempts before have found out
-    val_losses:list = dataclasses.field(default_factory=list) # of the validations so far; `fit` appends to it
-    weight_average:WeightAverage|None = None
-    health_monitor:HealthMonitor|None = None # None: one that knows only the device
-    token_bytes:Tensor|None = None # (V,), from `token_byte_counts`; None: no bits per byte are logged
-
-    @property
-    def train(self): return self.config.train
-
 # %% ../../nbs/75_loop.ipynb #9df034ce
 def set_learning_rates(optimizer:torch.optim.Optimizer, train, step:int, val_losses:list)->dict:
     "Set the learning rates of a step"
@@ -159,20 +126,42 @@ def set_learning_rates(optimizer:torch.optim.Optimizer, train, step:int, val_los
 
 # %% ../../nbs/75_loop.ipynb #f600174d
 class TrainingLoop:
-    "What `fit` does beside making steps, in parts: log one, validate, save, obey commands"
-    def __init__(self, run:TrainingRun, engine):
-        self.run = run
+    "What is trained, and what `fit` does beside making steps: log one, validate, save, obey commands"
+    def __init__(self,
+        config:Config,    # model and training
+        engine,           # from `make_engine`; its `global_step` is the number of steps done
+        val_sources:dict, # source: `PackedRows` to validate on
+        recovery:Recovery|None=None, # what attempts before have found out
+        val_losses:list=(),          # of the validations so far
+        weight_average:WeightAverage|None=None,
+        health_monitor:HealthMonitor|None=None, # None: one that knows only the device
+        token_bytes:Tensor|None=None, # (V,), from `token_byte_counts`; None: no bits per byte are logged
+        **callbacks, # functions in place of the six methods that do nothing
+    ):
+        vars(self).update(callbacks)
+        self.config = config
+        self.train = config.train
         self.engine = engine
-        self.train = run.train
-        self.log = run.callbacks.log
-        on_bad_batch = run.callbacks.on_bad_batch
-        self.stepper = FaultTolerantStep(engine, self.train, self.log, run.recovery, on_bad_batch)
+        self.val_sources = val_sources
+        self.recovery = recovery or Recovery()
+        self.val_losses = list(val_losses)
+        self.weight_average = weight_average
+        self.health_monitor = health_monitor or HealthMonitor(engine.device)
+        self.token_bytes = token_bytes
+        self.stepper = FaultTolerantStep(engine, self.train, self.log, self.recovery, self.on_bad_batch)
         # A part of a matrix has another scale than the whole.
         self.ternary_stats = TernaryStats(engine.model) if engine.ranks.has_whole_weights else dict
-        self.meter = Meter(run.config.model, self.train, engine.device, engine.ranks.n)
-        self.health_monitor = run.health_monitor or HealthMonitor(engine.device)
+        self.meter = Meter(config.model, self.train, engine.device, engine.ranks.n)
         self.saved_step = engine.global_step
         self.data_state = None   # of the mixture after the last batch; a checkpoint keeps it
+
+    # What is called on the way.
+    def log(self, step, **fields): pass                 # an event
+    def save(self, step, data_state): pass              # a checkpoint is due
+    def next_command(self, step): return ''             # or 'pause', 'unpause', 'save', 'stop'
+    def progress(self, steps): return steps             # while something is done around the first of them
+    def sample_text(self): return {}                    # more fields for the event of a validation
+    def on_bad_batch(self, step, micro_batches): pass   # their gradient was not finite
 
     def next_batch(self, step, batches):
         "The micro-batches of a step, and the notices of its data"
@@ -180,7 +169,7 @@ class TrainingLoop:
             micro_batches, notices, self.data_state = next(batches)
         except UserError:
             # The data ends here; the steps that were made are kept.
-            self.save(step - 1)
+            self.save_once(step - 1)
             raise
         return micro_batches, notices
 
@@ -193,32 +182,32 @@ class TrainingLoop:
         for kind, notice in notices: self.log(step=step, notice_kind=kind, notice=notice)
 
     def validate(self, step):
-        run = self.run
         # Where memory has run out before, validation takes fewer rows at a time, too.
-        batch_size = max(1, self.train.batch_size//run.recovery.microbatch_splits)
+        batch_size = max(1, self.train.batch_size//self.recovery.microbatch_splits)
         with collect_routes() as routes:
-            metrics = validate(self.engine, run.val_sources, batch_size, self.train.val_rows, run.token_bytes)
-        if routes: metrics['router_share'] = route_share(routes, run.config.model)
+            rows = self.train.val_rows
+            metrics = validate(self.engine, self.val_sources, batch_size, rows, self.token_bytes)
+        if routes: metrics['router_share'] = route_share(routes, self.config.model)
         # JSON, in which a checkpoint keeps them, has no number for a loss that isn't finite.
-        if math.isfinite(metrics['val_loss']): run.val_losses.append(metrics['val_loss'])
-        self.log(step=step, **metrics, **self.ternary_stats(), **run.callbacks.sample_text())
+        if math.isfinite(metrics['val_loss']): self.val_losses.append(metrics['val_loss'])
+        self.log(step=step, **metrics, **self.ternary_stats(), **self.sample_text())
 
-    def save(self, step):
+    def save_once(self, step):
         "Save the state after a step, unless it is saved; raises `Rollback` if a weight is not finite"
         if step <= self.saved_step: return
         self.stepper.check_finite()
-        self.run.callbacks.save(step, self.data_state)
+        self.save(step, self.data_state)
         self.saved_step = step
 
     def obey_commands(self, step)->bool: # whether to stop
         "Save where it is due or requested, and wait for as long as the run is paused"
         # Once the last bad batch is passed we save, so that no resume has to skip it again.
-        last_skipped = max(self.run.recovery.skip_steps, default=0)
+        last_skipped = max(self.recovery.skip_steps, default=0)
         due = step % self.train.save_every == 0 or step in (self.train.steps, last_skipped)
         is_paused = False
         while True:
-            command = self.run.callbacks.next_command(step)
-            if due or command in ('save', 'stop'): self.save(step)
+            command = self.next_command(step)
+            if due or command in ('save', 'stop'): self.save_once(step)
             if command == 'stop': return True
             if command in ('pause', 'unpause') and is_paused != (command == 'pause'):
                 is_paused = not is_paused
@@ -230,26 +219,24 @@ class TrainingLoop:
 
 # %% ../../nbs/75_loop.ipynb #24af3026
 def fit(
-    run:TrainingRun,
-    engine,   # from `make_engine`; its `global_step` is the number of steps done
+    loop:TrainingLoop,
     batches,  # iterable, from `make_loader`: of each further step micro-batches, notices, the mixture's state
 )->int: # the last step done
     "The training loop: steps engine.global_step + 1 … train.steps"
-    train, log = run.train, run.callbacks.log
-    loop = TrainingLoop(run, engine)
+    train, engine = loop.train, loop.engine
     batches = iter(batches)
     step = engine.global_step
     if step == 0: loop.validate(step)
-    for step in run.callbacks.progress(range(step + 1, train.steps + 1)):
+    for step in loop.progress(range(step + 1, train.steps + 1)):
         start_time = time.perf_counter()
         micro_batches, data_notices = loop.next_batch(step, batches)
         data_wait_seconds = time.perf_counter() - start_time
-        lrs = set_learning_rates(engine.optimizer, train, step, run.val_losses)
-        if run.weight_average: engine.on_update = run.weight_average.update_hook(step)
+        lrs = set_learning_rates(engine.optimizer, train, step, loop.val_losses)
+        if loop.weight_average: engine.on_update = loop.weight_average.update_hook(step)
         metrics = loop.stepper.step(step, micro_batches)
         # A step that was skipped has none.
         if metrics: loop.log_step(step, metrics | lrs, time.perf_counter() - start_time, data_wait_seconds)
-        for notice in data_notices: log(step=step, notice=notice)
+        for notice in data_notices: loop.log(step=step, notice=notice)
         if step % train.val_every == 0 or step == train.steps: loop.validate(step)
         if loop.obey_commands(step): break
     return step

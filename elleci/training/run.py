@@ -366,7 +366,7 @@ from ..planning.account import can_measure, predicted_vs_measured
 from ..planning.cost import mapped_state_bytes
 from .checkpoint import CheckpointSaver, is_sharded, latest_checkpoint
 from .checkpoint import load_state, load_weights
-from .loop import Callbacks, TrainingRun, fit, make_weight_average, token_byte_counts
+from .loop import TrainingLoop, fit, make_weight_average, token_byte_counts
 from .recovery import Recovery, Rollback, save_bad_batch
 from .telemetry import MetricsLogger, measured_memory, take_command, write_memory
 from .watchdog import HealthMonitor
@@ -413,7 +413,7 @@ def _load_engine(run, checkpoint):
     extra = {}
     if sharded:
         from elleci.training.sharded import load_shares, rank_share
-        extra = load_shares(checkpoint.folder, model, optimizer, rank_share(run.config, ranks), run.processes)
+        extra = load_shares(checkpoint.folder, model, optimizer, rank_share(run.config, ranks))
     elif checkpoint: extra = load_state(checkpoint.folder, model, optimizer, ranks.part)
     weight_average = make_weight_average(train, checkpoint, extra)
     step = checkpoint.step if checkpoint else 0
@@ -477,39 +477,34 @@ def _sample_text(config, tokenizer, model, device):
         return dict(sample=' '.join(text.split()))
     return {}
 
-
-def _health_monitor(run):
-    "Guards for a run; where Windows counts what spills, they hear of that too"
-    limit, _ = _device_memory(run.device)
-    counter = SharedMemoryCounter(run.account.pinned_bytes) if limit else None
-    return HealthMonitor(run.device, limit, run.account.at_rest, counter)
-
 # %% ../../nbs/76_train.ipynb #a22813af
-class Attempt:
-    "A training from the latest checkpoint on, or from the beginning; its methods are callbacks of `fit`"
+class Attempt(TrainingLoop):
+    "A training from the latest checkpoint on, or from the beginning"
     def __init__(self, run, recovery, stop_requested=lambda: False, listeners=()):
-        self.run, self.recovery, self.stop_requested = run, recovery, stop_requested
+        self.run, self.stop_requested = run, stop_requested
         self.processes, self.is_main = run.processes, run.processes.is_main
         checkpoint = self.processes.on_main(latest_checkpoint, run.folder)
         self.tokenizer, self.mixture, val_sources = _open_data_on_ranks(run, checkpoint)
-        self.engine, self.weight_average = _load_engine(run, checkpoint)
-        self.first_step = self.last_step = checkpoint.step if checkpoint else 0
+        engine, weight_average = _load_engine(run, checkpoint)
+        self.first_step = self.last_step = engine.global_step
         self.saver = CheckpointSaver(run.folder, run.train.save_total_limit, run.train.keep_every,
                                      self.log_failed_save, self.is_main, self.whole_on_main)
-        self.log, self.bar, monitor = Callbacks().log, contextlib.nullcontext(), None
+        self.bar, monitor = contextlib.nullcontext(), None
         if self.is_main:
             show_progress = _ProgressBar(run.train.steps, self.first_step)
             self.bar = show_progress.bar
             self.log = MetricsLogger(run.folder, [show_progress, *listeners], self.first_step)
-            monitor = _health_monitor(run)
-        self.val_losses = list(checkpoint.metadata.get('val_losses', ())) if checkpoint else []
-        # What `fit` is given
-        self.training = TrainingRun(run.config, val_sources, self, recovery, self.val_losses,
-                                    self.weight_average, monitor, token_byte_counts(self.tokenizer))
+            # Where Windows counts what spills, the guards hear of that, too.
+            limit, _ = _device_memory(run.device)
+            counter = SharedMemoryCounter(run.account.pinned_bytes) if limit else None
+            monitor = HealthMonitor(run.device, limit, run.account.at_rest, counter)
+        val_losses = checkpoint.metadata.get('val_losses', ()) if checkpoint else ()
+        super().__init__(run.config, engine, val_sources, recovery, val_losses, weight_average, monitor,
+                         token_byte_counts(self.tokenizer))
         self.log_beginning()
-        if self.engine.compiled_blocks:
+        if engine.compiled_blocks:
             def on_failure(why): self.log(step=self.first_step, notice_kind='compile', notice=why)
-            self.engine.compiled_blocks.on_failure = on_failure
+            engine.compiled_blocks.on_failure = on_failure
 
     def log_beginning(self):
         "Log what is special about this attempt"
@@ -541,13 +536,13 @@ class Attempt:
             metadata['average'] = [average.start_step, average.every]
         scaler = getattr(engine, 'scaler', None)
         if scaler: metadata['scaler'] = scaler.state_dict()
-        if not self.run.train.sharded_checkpoints:
+        if not self.train.sharded_checkpoints:
             return self.saver.save(step, engine.model, engine.optimizer, extra, **metadata)
         # Takes long to import, and few runs need it.
         from elleci.training.sharded import checkpoint_pieces, rank_share, write_shares
-        share = rank_share(self.run.config, engine.ranks)
+        share = rank_share(self.config, engine.ranks)
         pieces = checkpoint_pieces(engine.model, engine.optimizer, extra, share, self.is_main)
-        try: write_shares(self.run.folder, step, pieces, metadata, share, self.processes)
+        try: write_shares(self.run.folder, step, pieces, metadata, self.processes)
         except UserError as e: return self.log_failed_save(e)
         self.saver.last_saved_step = step
         self.processes.on_main(self.saver.remove_old, step)
@@ -570,7 +565,7 @@ class Attempt:
     def sample_text(self):
         # Rank 0 can't compute alone with a part of the weights.
         if not self.is_main or not self.engine.ranks.has_whole_weights: return {}
-        return _sample_text(self.run.config, self.tokenizer, self.engine.model, self.run.device)
+        return _sample_text(self.config, self.tokenizer, self.engine.model, self.run.device)
 
     def next_command(self, step):
         self.saver.report_failures()
@@ -682,7 +677,7 @@ def _save_average(attempt):
     folder, average = run.folder/'average', attempt.weight_average
     average.copy_to(params_by_unit(model))
     batch_size, rows = run.train.batch_size, run.train.val_rows
-    val_sources, token_bytes = attempt.training.val_sources, attempt.training.token_bytes
+    val_sources, token_bytes = attempt.val_sources, attempt.token_bytes
     metrics = validate(attempt.engine, val_sources, batch_size, rows, token_bytes)
     if not attempt.is_main: return
     folder.mkdir(exist_ok=True)
@@ -714,7 +709,7 @@ def train(
                 pin_memory = run.device.type == 'cuda'
                 batches = make_loader(attempt.mixture, run.train, attempt.first_step, pin_memory)
                 with attempt.bar, attempt.saver, contextlib.closing(batches):
-                    attempt.last_step = fit(attempt.training, attempt.engine, batches)
+                    attempt.last_step = fit(attempt, batches)
                     run.processes.everywhere(attempt.finish)
                 break
             except Rollback as e:
