@@ -136,9 +136,11 @@ def _limits(config, steps, sources):
     yield 'The validation text comes from the same sources as the training text.'
 
 # %% ../../nbs/77_card.ipynb #4042da74
-USAGE = """import elleci
-config, tokenizer, model = elleci.load_run('path/to/the/run')
-print(elleci.generate(model, tokenizer, 'Once upon a time'))"""
+# How the folder of an exported model is used.
+USAGE = """from elleci.inference.export import from_pretrained
+from elleci.generation import generate
+model, tokenizer = from_pretrained('.')
+print(generate(model, tokenizer, 'Once upon a time'))"""
 
 
 def _table(header, rows):
@@ -150,8 +152,7 @@ def _table(header, rows):
 
 
 def model_card(
-    run:str|Path,   # the run's folder
-    usage:str=USAGE, # Python code that loads the model from where the card will be
+    run:str|Path, # the run's folder
 )->str: # Markdown with YAML front matter
     "A README.md for a trained model, from its run's records alone; `UserError` where there is no run"
     run = Path(run)
@@ -174,7 +175,7 @@ def model_card(
         'Loss': _table(['step', 'training', 'validation'], _curve_rows(steps, validations)) if steps else '',
         'Evaluation': _table(['held-out text of', 'bits per byte'], evaluation.items()) if evaluation else '',
         'Data': _table(['source', 'from', 'tokens', 'documents', 'bytes of text', 'rows skipped'], data),
-        'Use': f'```python\n{usage}\n```',
+        'Use': f'```python\n{USAGE}\n```',
         'Limits': '\n'.join(f'- {limit}' for limit in _limits(config, steps, sources)),
         'Not recorded': '\n'.join(f'- {what}' for what in missing),
     }

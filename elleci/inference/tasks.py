@@ -80,9 +80,6 @@ class Accuracy:
     chance:float  # the accuracy of guessing
 
     @property
-    def standard_error(self): return math.sqrt(self.accuracy*(1 - self.accuracy)/self.num_items)
-
-    @property
     def interval(self):
         "Wilson's interval at 95 %: (low, high)"
         z, n, p = 1.96, self.num_items, self.accuracy
@@ -92,7 +89,7 @@ class Accuracy:
 
     def to_dict(self):
         low, high = self.interval
-        return vars(self) | dict(standard_error=self.standard_error, interval_low=low, interval_high=high)
+        return vars(self) | dict(interval_low=low, interval_high=high)
 
 # %% ../../nbs/77_copy_and_recall.ipynb #d415b1c1
 def score_task(
