@@ -405,7 +405,7 @@ class RunView(threading.Thread):
         self.closed = True
         self.awake.set()
         if self.is_alive(): self.join(10)
-        if self.counter: self.counter.close()
+        self.counter = None
         self.view.close()
 
 # %% ../../nbs/80_run_view.ipynb #51583a5c

@@ -7,7 +7,7 @@ __all__ = ['COUNTER_SCRIPT', 'Ram', 'is_wsl', 'read_ram', 'ram_remedy', 'locked_
            'parse_counters', 'powershell', 'read_shared_memory', 'SharedMemoryCounter']
 
 # %% ../../nbs/13_spill.ipynb #4b94421e
-import functools, platform, re, shutil, subprocess, threading, weakref
+import functools, platform, re, shutil, subprocess, threading, time, weakref
 from dataclasses import dataclass
 from pathlib import Path
 from ..core import KiB, MiB, fmt_bytes, optional
@@ -134,12 +134,10 @@ def parse_counters(
 )->int|None: # bytes of shared memory; None where there is no such line
     "Shared memory of the adapter that uses most of its own"
     usage = {}
-    for adapter, counter, number in re.findall(r'^([^;\n]+);([^;\n]+);(\d+)\s*$', text, re.M):
-        for kind in ('shared usage', 'dedicated usage'):
-            if counter.lower().endswith(kind): usage.setdefault(adapter, {})[kind] = int(number)
-    if not any('shared usage' in adapter for adapter in usage.values()): return None
-    busiest = max(usage.values(), key=lambda adapter: adapter.get('dedicated usage', 0))
-    return busiest.get('shared usage')
+    lines = re.findall(r'^([^;\n]+);[^;\n]*(shared|dedicated) usage;(\d+)\s*$', text.lower(), re.M)
+    for adapter, kind, number in lines: usage.setdefault(adapter, {})[kind] = int(number)
+    busiest = max(usage.values(), key=lambda adapter: adapter.get('dedicated', 0), default={})
+    return busiest.get('shared')
 
 # %% ../../nbs/13_spill.ipynb #bbf77e28
 def powershell()->str|None: # a path; None where there is no Windows to ask
@@ -171,11 +169,8 @@ class SharedMemoryCounter:
         self.pinned = pinned
         self.first = None   # bytes before the run took any
         self.latest = None  # bytes
-        self.thread = None
-        self._stop = threading.Event()
         if not self.read: return
-        weakref.finalize(self, self._stop.set)
-        arguments = weakref.ref(self), self._stop, self.read, interval
+        arguments = weakref.ref(self), self.read, interval
         self.thread = threading.Thread(target=_read_repeatedly, args=arguments, daemon=True)
         self.thread.start()
 
@@ -197,17 +192,14 @@ class SharedMemoryCounter:
             'spilled.'
         ]
 
-    def close(self): self._stop.set()
 
-
-def _read_repeatedly(counter, stop, read, interval):
-    "In the thread: read until told to stop, nobody wants to know, or there is no answer"
+def _read_repeatedly(counter, read, interval):
+    "In the thread: read until the counter is gone, or there is no answer"
     failures = 0
-    while failures < 3:
+    while failures < 3 and counter() is not None:
         nbytes = read()
-        owner = counter()
-        if owner is None: return
         failures = 0 if nbytes is not None else failures + 1
-        if nbytes is not None: owner.record(nbytes)
+        owner = counter()
+        if owner is not None and nbytes is not None: owner.record(nbytes)
         del owner
-        if stop.wait(interval): return
+        time.sleep(interval)

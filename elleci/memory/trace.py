@@ -56,9 +56,7 @@ class _StepPosition(Listener):
         self.stack = [('', '')]         # (layer, category that `layer_scope` states for it)
         self.names = {id(m): n or '(model)' for n, m in model.named_modules()}
         self.param_layer = {id(p): n.rpartition('.')[0] for n, p in model.named_parameters()}
-        # The layer from each of autograd's sequence numbers on.
-        self.sequence_numbers = [0]
-        self.layers = ['']
+        self.layers = [(0, '')]         # each from one of autograd's sequence numbers on
 
     @property
     def layer(self): return self.stack[-1][0]
@@ -72,8 +70,7 @@ class _StepPosition(Listener):
         self._note_sequence_number()
 
     def _note_sequence_number(self):
-        self.sequence_numbers.append(torch.autograd._get_sequence_nr())
-        self.layers.append(self.layer)
+        self.layers.append((torch.autograd._get_sequence_nr(), self.layer))
 
     def enter_module(self, module, args):
         name = self.names.get(id(module), self.layer)
@@ -118,7 +115,8 @@ class _StepPosition(Listener):
         number = node._sequence_nr()
         is_accumulate_grad = number == 2**64 - 1
         if is_accumulate_grad: return 'gradient', self.param_layer.get(id(node.variable)) or layer
-        return 'backward', self.layers[bisect.bisect(self.sequence_numbers, number) - 1] or layer
+        at = bisect.bisect(self.layers, number, key=lambda noted: noted[0])
+        return 'backward', self.layers[at - 1][1] or layer
 
     def _phase_outside_backward(self, layer):
         if self.phase != 'forward': return self.phase
@@ -292,26 +290,17 @@ class _OperatorInfo:
         self.special = func in watched or (target, func) in DECLARED_TEMPORARIES or casts
         self.gives_values = func in FACTORIES or func in CHOICES or func is aten._to_copy.default
         # Which arguments it writes into.
-        write = [a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments]
-        self.written = [k for k, writes in enumerate(write) if writes]
-        self.written_names = [func._schema.arguments[k].name for k in self.written]
+        arguments = enumerate(func._schema.arguments)
+        self.written = [(k, a.name) for k, a in arguments if a.alias_info and a.alias_info.is_write]
 
     def written_tensors(self, args, kwargs):
         "The tensors that it writes into"
-        given = [args[k] for k in self.written if k < len(args)]
-        given += [kwargs[name] for name in self.written_names if name in kwargs]
-        return tensors_in(given)
+        return tensors_in([args[k] if k < len(args) else kwargs.get(name) for k, name in self.written])
 
 # %% ../../nbs/11_trace.ipynb #5b1f9c2e
 # the folders of torch and of this package
 _OURS = sys.modules[UserError.__module__].__file__
 _NOT_THE_USER = str(Path(torch.__file__).parent), str(Path(_OURS).parent)
-
-
-def _shown_line(name:str, line:int)->str: # 'file.py:31', or 'cell:31'
-    "A place in somebody's code"
-    in_cell = 'ipython-input' in name or 'ipykernel' in name
-    return f"{'cell' if in_cell else Path(name).name}:{line}"
 
 
 def _innermost_line(places, skipped): # (code object, line) of each call, the innermost first
@@ -321,8 +310,10 @@ def _innermost_line(places, skipped): # (code object, line) of each call, the in
         name = code.co_filename
         if code.co_name == 'dry_run': break
         if name.startswith((*_NOT_THE_USER, '<frozen')) or 'contextlib' in name or code in skipped: continue
-        if 'site-packages' not in name: return _shown_line(name, line)
-        library = library or f'{_shown_line(name, line)} in a library'
+        in_cell = 'ipython-input' in name or 'ipykernel' in name
+        shown = f"{'cell' if in_cell else Path(name).name}:{line}"
+        if 'site-packages' not in name: return shown
+        library = library or f'{shown} in a library'
     return library
 
 
@@ -438,11 +429,9 @@ class Recorder(TorchDispatchMode):
 
     def _record_preexisting(self, args):
         "A tensor never seen was there before: an average of the weights, the state of an optimizer"
-        for t in args:
-            if isinstance(t, Tensor):
-                if t.untyped_storage()._cdata not in self.log.live and t.is_meta:
-                    self.log.add_preexisting(t, self.position.layer, '')
-            elif isinstance(t, (list, tuple)): self._record_preexisting(t)
+        for t in tensors_in(args):
+            if _storage_key(t) not in self.log.live and t.is_meta:
+                self.log.add_preexisting(t, self.position.layer, '')
 
     def _run_special(self, op, args, kwargs, frame):
         "What the machine would do where `meta` does something else"
@@ -453,8 +442,9 @@ class Recorder(TorchDispatchMode):
         if func is aten._to_copy.default and args[0].is_meta and str(kwargs.get('device')) == 'cpu':
             value = self.known.copied(args[0])
             if value is not None: return value
-        counted = self._run_counted(op, args, kwargs) if func in COUNTING else None
-        if counted is not None: return counted
+        # The size of its output may depend on values that are known.
+        counted = counted_output(self.known, func, args, kwargs) if func in COUNTING else None
+        if counted is not None: return self._write_down(op, args, counted)
         # A mask as an index is two operators on a device; `places` live as long as this one.
         args, places = self._without_masks(op, args) if func in INDEXING else (args, None)
         work = self._ask(op, args, kwargs) if self.asks and asks_library(func, args) else None
@@ -470,14 +460,6 @@ class Recorder(TorchDispatchMode):
         for i in upcast + working[::-1]: self.log.record_free(i)
         if func in CONVOLUTIONS:
             self.notes.convolution(convolution_allowance(args, out))
-        return out
-
-    def _run_counted(self, op, args, kwargs):
-        "The output of an operator whose size depends on values that are known; None where they aren't"
-        out = counted_output(self.known, op.func, args, kwargs)
-        if out is None: return None
-        for k, t in enumerate(tensors_in(out)):
-            self._record_output(t, op.name, args, None if isinstance(out, Tensor) else k)
         return out
 
     def _without_masks(self, op, args):
@@ -510,10 +492,11 @@ class Recorder(TorchDispatchMode):
 
     def _run(self, op, args, kwargs):
         "The operator's outputs, written down"
-        out = self._remembered(op, args, kwargs)
-        if isinstance(out, Tensor): self._record_output(out, op.name, args)
-        else:
-            for k, t in enumerate(tensors_in(out)): self._record_output(t, op.name, args, k)
+        return self._write_down(op, args, self._remembered(op, args, kwargs))
+
+    def _write_down(self, op, args, out):
+        for k, t in enumerate(tensors_in(out)):
+            self._record_output(t, op.name, args, None if isinstance(out, Tensor) else k)
         return out
 
     def _remembered(self, op, args, kwargs):
@@ -548,13 +531,6 @@ class Recorder(TorchDispatchMode):
         return found.phase == 'build' or found.category == 'weights'
 
 # %% ../../nbs/11_trace.ipynb #a088642c
-def _by_category(allocations)->dict: # category: bytes, all of `CATEGORIES`, and what a rank exchanges
-    "The sum of each category"
-    out = dict.fromkeys(CATEGORIES, 0)
-    for a in allocations: out[a.category] = out.get(a.category, 0) + a.nbytes
-    return out
-
-
 @shown_as_summary
 @dataclass
 class Trace:
@@ -568,13 +544,12 @@ class Trace:
         events = np.array(self.events)
         self._index = np.where(events >= 0, events, ~events)
         nbytes = np.array([a.nbytes for a in self.allocations])[self._index]
-        host = np.array([a.host for a in self.allocations])[self._index]
-        change = np.where(events >= 0, nbytes, -nbytes)
-        self._change = np.where(host, 0, change)
-        self._host_change = np.where(host, change, 0)
-        self.device_events = np.flatnonzero(~host)      # those that `replay_events` gives
-        self.running = np.cumsum(self._change)          # bytes alive on the device after each event
-        self.host_running = np.cumsum(self._host_change)
+        self._change = np.where(events >= 0, nbytes, -nbytes)
+        self._host = np.array([a.host for a in self.allocations])[self._index]
+        self.device_events = np.flatnonzero(~self._host)    # those that `replay_events` gives
+        # Bytes alive on the device, and in host memory, after each event.
+        self.running = np.cumsum(self._change*~self._host)
+        self.host_running = np.cumsum(self._change*self._host)
         self.peak_event = int(self.running.argmax())
         self.peak = int(self.running[self.peak_event])
         self.host_peak_event = int(self.host_running.argmax())
@@ -590,17 +565,15 @@ class Trace:
         found = [a for a in self.allocations if a.host == host and a.alloc_event <= event]
         return [a for a in found if (a.free_event is None or a.free_event > event)]
 
-    def breakdown(self, event=None):
-        "Bytes on the device by category after `event` (default: at the peak)"
-        return _by_category(self.alive(event))
-
-    def host_breakdown(self, event=None):
-        "Bytes of host memory by category after `event` (default: at its own peak)"
-        return _by_category(self.alive(event, host=True))
+    def breakdown(self, event=None, host=False):
+        "Bytes of what is `alive`, by category: all of `CATEGORIES`, and what a rank exchanges"
+        out = dict.fromkeys(CATEGORIES, 0)
+        for a in self.alive(event, host): out[a.category] = out.get(a.category, 0) + a.nbytes
+        return out
 
     def timeline(self, host=False):
         "Bytes alive on the device, or in host memory, after each event, by category: dict of arrays"
-        change = self._host_change if host else self._change
+        change = self._change*(self._host == host)
         categories = np.array([CATEGORIES.index(a.category) for a in self.allocations])[self._index]
         return {c: np.cumsum(np.where(categories == k, change, 0)) for k, c in enumerate(CATEGORIES)}
 
@@ -624,12 +597,8 @@ class Trace:
 
     def replay_events(self):
         "The events of the device for `elleci.memory.allocator.replay`; the k-th is event `device_events[k]`"
-        out = []
-        for e in self.events:
-            i = e if e >= 0 else ~e
-            if self.allocations[i].host: continue
-            out.append(('a', i, self.allocations[i].nbytes) if e >= 0 else ('f', i))
-        return out
+        on_device = [e for e in self.events if not self.allocations[max(e, ~e)].host]
+        return [('a', e, self.allocations[e].nbytes) if e >= 0 else ('f', ~e) for e in on_device]
 
 # %% ../../nbs/11_trace.ipynb #5053155e
 def _kept_for_backward(allocation:Allocation, backward_events:list)->bool:
@@ -824,29 +793,21 @@ def dry_run(
         raise UserError('There is nothing to follow: model, inputs and step have no tensor on meta.')
     return _as_trace(recorder, model)
 
-# %% ../../nbs/11_trace_lines.ipynb #5e11e50a
-class _SourceLines:
-    "The source line of what is allocated now"
-    def __init__(self, not_the_users):
-        self.skipped = {f.__code__ for f in (*not_the_users, _SourceLines.__call__)}
-        self.sequence_numbers = []
-        self.lines = []     # of each of them
-
-    def __call__(self):
-        node = torch._C._current_autograd_node()
-        # Autograd runs a node with gradients enabled only where a checkpoint computes again.
-        if node is not None and torch.is_grad_enabled(): return user_line(self.skipped)
-        if node is None:
-            self.sequence_numbers.append(torch.autograd._get_sequence_nr())
-            self.lines.append(user_line(self.skipped))
-            return self.lines[-1]
-        at = bisect.bisect(self.sequence_numbers, node._sequence_nr())
-        return self.lines[at] if at < len(self.lines) else ''
-
 # %% ../../nbs/11_trace_lines.ipynb #5e11e50c
 @contextlib.contextmanager
 def source_lines(
     *not_the_users, # functions on the stack whose lines don't count
 ):
     "Within it, dry runs note which line of the source made each storage"
-    with mock.patch.object(_AllocationLog, 'line_of', _SourceLines(not_the_users)): yield
+    lines = []      # of the forward pass, each with the number of autograd's next node
+    def line_now():
+        node = torch._C._current_autograd_node()
+        # Autograd runs a node with gradients enabled only where a checkpoint computes again.
+        if node is not None and torch.is_grad_enabled(): return user_line(skipped)
+        if node is None:
+            lines.append((torch.autograd._get_sequence_nr(), user_line(skipped)))
+            return lines[-1][1]
+        at = bisect.bisect(lines, node._sequence_nr(), key=lambda noted: noted[0])
+        return lines[at][1] if at < len(lines) else ''
+    skipped = {f.__code__ for f in (*not_the_users, line_now)}
+    with mock.patch.object(_AllocationLog, 'line_of', staticmethod(line_now)): yield

@@ -133,7 +133,7 @@ def _host_bytes(config, target, trace):
     if t.averaging_start < 1: averaged = {AVERAGED_WEIGHTS: 4*sum(parameter_counts(config.model).values())}
     if target == 'cpu': return averaged
     labels = {'weights': 'weights', 'optimizer': 'optimizer states', 'activations': "the layers' inputs"}
-    for category, nbytes in trace.host_breakdown().items():
+    for category, nbytes in trace.breakdown(host=True).items():
         # Not all micro-batches were traced, and in the layer-major step each keeps as much as the others.
         is_scaled = category == 'activations' and t.engine == 'layer-major'
         if is_scaled: nbytes = nbytes*t.grad_accum_steps//_micro_batches_to_trace(t, target)
@@ -186,7 +186,7 @@ def peak_categories(
         rounding = int(replayed.allocated[peak] - trace.running[event]) - sum(workspaces)
     else:
         event, rounding = int((trace.running + trace.host_running).argmax()), 0
-        on_host = trace.host_breakdown(event)
+        on_host = trace.breakdown(event, host=True)
         categories = {c: nbytes + on_host.get(c, 0) for c, nbytes in trace.breakdown(event).items()}
     return categories | dict(rounding=rounding, workspaces=sum(workspaces), context=context)
 
