@@ -153,7 +153,7 @@ def _figures(p):
         found[f'for {fmt_count(train.steps*tokens)} tokens'] = a.run_seconds, spread, True
         found['kWh, at most'] = SLOWER*a.kwh, '{:,.3g}'.format, True
     elif p.card in MACHINES:
-        seconds = product_seconds(p.config.model, train, MACHINES[p.card])
+        seconds = sum(product_seconds(p.config.model, train, MACHINES[p.card]).values())
         found['seconds a step, at least'] = seconds, '{:.3g}'.format, True
         found['tokens/s, at most'] = tokens/seconds, '{:,.0f}'.format, False
     found['tokens a step'] = tokens, '{:,}'.format, None

@@ -8,7 +8,7 @@ __all__ = ['PAGE', 'LOG_BYTES_PER_STEP', 'CPU_FACTORS', 'SLOWER', 'BINDS', 'leng
            'cost_lines', 'cost_as_dict', 'cost_table']
 
 # %% ../../nbs/64_cost.ipynb #45764a2b
-import functools, math
+import functools, itertools, math
 from collections import Counter
 from dataclasses import dataclass, replace
 from ..core import MiB, capability_problem, fmt_bytes, fmt_count
@@ -43,12 +43,13 @@ def why_unsupported(
     return f'no bf16, fp16 only (compute capability {card.capability})'
 
 # %% ../../nbs/64_cost.ipynb #b63c4b57
-def _checkpoint_parts(config):
-    "{part of a checkpoint of the last step: bytes}"
-    model, train = config.model, config.train
-    parts = dict(weights=sum(weight_sizes(model, train)), states=sum(state_sizes(model, train)))
-    if train.averaging_start == 1: return parts
-    return parts | dict(averaged=4*sum(math.prod(shape) for shape in parameter_shapes(model).values()))
+@functools.cache
+def kept_bytes(model, precision, optimizer, galore_rank):
+    "{what a training keeps from step to step, wherever it is: bytes}"
+    train = TrainConfig(precision=precision, optimizer=optimizer, galore_rank=galore_rank)
+    weights, states = sum(weight_sizes(model, train)), sum(state_sizes(model, train))
+    averaged = 4*sum(math.prod(shape) for shape in parameter_shapes(model).values())
+    return dict(weights=weights, optimizer=states, averaged=averaged)
 
 # %% ../../nbs/64_cost.ipynb #3489b92a
 PAGE = 4096 # bytes; on a system with larger pages the result is a little too small
@@ -83,16 +84,17 @@ def disk_bytes(
 )->dict: # what: bytes, when most is there
     "What a run leaves in its folder"
     train = config.train
-    parts = _checkpoint_parts(config)
-    full = sum(parts.values())
+    kept = kept_bytes(config.model, train.precision, train.optimizer, train.galore_rank)
+    averaged = kept['averaged'] if train.averaging_start < 1 else 0
+    full = kept['weights'] + kept['optimizer'] + averaged
     saves = max(1, math.ceil(train.steps/train.save_every))
     disk = {'checkpoints': min(saves, train.save_total_limit + 1)*full}
     if train.keep_every:
         kept_steps = range(train.keep_every, train.steps + 1, train.keep_every)
         late = sum(step > train.averaging_start*train.steps for step in kept_steps)
         early = len(kept_steps) - late
-        disk['checkpoints kept for good'] = len(kept_steps)*full - early*parts.get('averaged', 0)
-    if train.averaging_start < 1: disk['the averaged model'] = parts['weights']
+        disk['checkpoints kept for good'] = len(kept_steps)*full - early*averaged
+    if train.averaging_start < 1: disk['the averaged model'] = kept['weights']
     if train.states_on == 'disk':
         disk['optimizer states, while it runs'] = mapped_state_bytes(config.model, train)
     token_bytes = 2 if config.model.vocab_size <= 2**16 else 4
@@ -171,7 +173,7 @@ def _step_times(config, machine, operators):
         if machine.name != 'cpu': terms = step_time(config.model, train, machine)
         else:
             # What calls an operator also computes it.
-            compute = CPU_FACTORS['compute']*product_seconds(config.model, train, machine)
+            compute = CPU_FACTORS['compute']*sum(product_seconds(config.model, train, machine).values())
             launch = CPU_FACTORS['launch']*operators*machine.launch
             terms = dict.fromkeys(TERMS, 0.) | dict(compute=compute, launch=launch, total=compute + launch)
         yield n_steps, train.seq_len, terms
@@ -289,21 +291,19 @@ def cost_table(
     costs:list, # of `TrainingCost`, on cards
 )->list: # of lines
     "Costs as a table for a terminal"
-    rows = []
+    has_price = any(cost.money is not None for cost in costs)
+    headings = ['card', 'memory', 'fits', 'tokens/s, at best', 'time', 'kWh, at most']
+    rows = [headings + ['money']*has_price + ['bound by']]
     for cost in costs:
-        row = {'card': cost.device, 'memory': fmt_bytes(CARD_SPECS[cost.device].memory_bytes)}
-        row['fits'] = cost.problem or ('maybe' if cost.fits == 'may fit' else 'yes')
-        if not cost.problem:
-            row['tokens/s, at best'] = _two_digits(cost.tokens_per_second)
-            row['time'] = fmt_range(cost.seconds, cost.most_seconds)
-            row['kWh, at most'] = _two_digits(SLOWER*cost.kwh)
-            if cost.money is not None: row['money'] = cost.money_range
-            row['bound by'] = cost.binds
+        row = [cost.device, fmt_bytes(CARD_SPECS[cost.device].memory_bytes)]
+        if cost.problem: row.append(cost.problem)
+        else:
+            row += ['maybe' if cost.fits == 'may fit' else 'yes', _two_digits(cost.tokens_per_second)]
+            row += [fmt_range(cost.seconds, cost.most_seconds), _two_digits(SLOWER*cost.kwh)]
+            if cost.money is not None: row.append(cost.money_range)
+            row.append(cost.binds)
         rows.append(row)
-    headings = list(max(rows, key=len))
-    # A reason may be longer than its column, since nothing comes after it.
-    able = [row for row in rows if len(row) == len(headings)]
-    widths = {h: max(len(row.get(h, '')) for row in [*able, {h: h}]) for h in headings}
-    widths['card'] = max(len(row['card']) for row in rows)
-    lines = [{h: h for h in headings}, *rows]
-    return ['  '.join(text.ljust(widths[h]) for h, text in row.items()).rstrip() for row in lines]
+    # The last cell of a row may be longer than its column, since nothing comes after it.
+    columns = itertools.zip_longest(*(row[:-1] for row in rows), fillvalue='')
+    widths = [max(map(len, column)) for column in columns]
+    return ['  '.join([*map(str.ljust, row[:-1], widths), row[-1]]) for row in rows]
