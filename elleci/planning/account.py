@@ -224,7 +224,7 @@ class Rehearsed:
         if not fit.limit: return lines
         estimate = sized(str(fit.overhead), 'context and cuBLAS workspaces, estimated')
         if fit.overhead.most: lines += ['', estimate]
-        how = '; measure them, and give --context' if fit.answer == 'may fit' else ''
+        how = '; elleci_memory takes measured ones as --context' if fit.answer == 'may fit' else ''
         return [*lines, '', f'{fit}{how}']
 
     def sizes(self, fit, **more):

@@ -107,10 +107,7 @@ def _refuse_too_much_ram(name, a, ram):
     raise UserError(f'{name} needs {needed} of RAM beside the card, and {free} are free. {remedy}')
 
 # %% ../../nbs/76_preflight.ipynb #fc7e4321
-def preflight(
-    config:Config,
-    machine:Machine,
-)->Account: # of one rank
+def preflight(config:Config, machine:Machine)->Account: # of one rank
     "Print what will be trained and what it will hold; `UserError` if that cannot fit"
     train, device, ranks = config.train, machine.device, machine.ranks
     # In a container the system's figure is the machine's.
@@ -180,12 +177,10 @@ def measure_steps(
     finally: engine.around_step = contextlib.nullcontext
 
 # %% ../../nbs/76_preflight.ipynb #b5261580
-def measure_first_steps(
-    steps,  # an iterable of step numbers
-    engine, # from `make_engine`, which makes them
-    on_measured,   # called with the last step measured, the `Measurement`, (B, T, M) of each step
-): # yields the steps
-    "Pass `steps` on, and measure the first two that are made, or the only one; not where that takes too long"
+def measure_first_steps(steps, engine, on_measured):
+    """Pass `steps` on, and measure the first two that are made, or the only one, unless that takes too long.
+
+    Calls `on_measured` with the last step measured, the `Measurement`, (B, T, M) of each step."""
     steps = iter(steps)
     shapes = []
     with measure_steps(engine, shapes) as memory:
@@ -236,7 +231,6 @@ from ..data.loader import check_same_data, open_data
 from ..data.sources import train_tokenizer_on
 from ..data.tokenizer import TOKENIZERS, load_tokenizer, num_used_entries, save_tokenizer
 from .checkpoint import MODEL_FILE, checkpoints, is_usable_run_dir, safetensors_metadata
-from .telemetry import read_metrics
 
 # %% ../../nbs/76_run_folder.ipynb #75b16df3
 def _refuse_used(folder):
@@ -284,11 +278,9 @@ class Flags(NamedTuple):
     auto_lr:bool = False # --lr auto
 
 
+
 # %% ../../nbs/76_run_folder.ipynb #cde37ff1
-def resolve(
-    folder:Path, # the run's, which may be missing
-    flags:Flags,
-)->Config: # with which the run in it begins or goes on
+def resolve(folder:Path, flags:Flags)->Config: # with which the run in it begins or goes on
     "The configuration of a new run, or of the one to resume; `UserError` for a folder or settings of another"
     own = read_config(folder) if flags.resume and (folder/'config.json').exists() else None
     if own is None:
@@ -344,10 +336,8 @@ def _open_run_data(folder, config, checkpoint=None):
 def _is_complete(folder, train, step):
     "Whether the last step and, where one is due, the average of the whole run are saved"
     if step < train.steps: return False
-    if train.averaging_start == 1: return True
-    of_last_step = [event for event in read_metrics(folder) if event['step'] == train.steps]
-    is_saved = safetensors_metadata(folder/'average'/MODEL_FILE).get('step') == str(train.steps)
-    return is_saved and any('average_loss' in event for event in of_last_step)
+    saved = safetensors_metadata(folder/'average'/MODEL_FILE).get('step')
+    return train.averaging_start == 1 or saved == str(train.steps)
 
 # %% ../../nbs/76_train.ipynb #01ab0691
 from ..config import EMBEDDED
@@ -368,6 +358,7 @@ from .checkpoint import CheckpointSaver, is_sharded, latest_checkpoint
 from .checkpoint import load_state, load_weights
 from .loop import TrainingLoop, fit, make_weight_average, token_byte_counts
 from .recovery import Recovery, Rollback, save_bad_batch
+from .sharded import checkpoint_pieces, load_shares, rank_share, write_shares
 from .telemetry import MetricsLogger, measured_memory, take_command, write_memory
 from .watchdog import HealthMonitor
 
@@ -412,7 +403,6 @@ def _load_engine(run, checkpoint):
     optimizer = make_optimizer(model, train)
     extra = {}
     if sharded:
-        from elleci.training.sharded import load_shares, rank_share
         extra = load_shares(checkpoint.folder, model, optimizer, rank_share(run.config, ranks))
     elif checkpoint: extra = load_state(checkpoint.folder, model, optimizer, ranks.part)
     weight_average = make_weight_average(train, checkpoint, extra)
@@ -454,12 +444,6 @@ class _ProgressBar:
         self.bar.set_postfix(self.figures, refresh=False)
         if step > self.bar.n: self.bar.update(step - self.bar.n)
 
-# %% ../../nbs/76_train.ipynb #d40e39bc
-def _write_memory(folder, device, a, measured=None):
-    limit, name = _device_memory(device)
-    # A full disk is reported by the saver.
-    with contextlib.suppress(OSError): write_memory(folder, a, limit, measured, name)
-
 # %% ../../nbs/76_train.ipynb #5fb89131
 # They are continued at the end of a run on the embedded corpus.
 PROMPTS = ('The function', 'La memoria è')
@@ -497,7 +481,7 @@ class Attempt(TrainingLoop):
             # Where Windows counts what spills, the guards hear of that, too.
             limit, _ = _device_memory(run.device)
             counter = SharedMemoryCounter(run.account.pinned_bytes) if limit else None
-            monitor = HealthMonitor(run.device, limit, run.account.at_rest, counter)
+            monitor = HealthMonitor(run.device, limit, run.account.at_rest if limit else None, counter)
         val_losses = checkpoint.metadata.get('val_losses', ()) if checkpoint else ()
         super().__init__(run.config, engine, val_sources, recovery, val_losses, weight_average, monitor,
                          token_byte_counts(self.tokenizer))
@@ -538,8 +522,6 @@ class Attempt(TrainingLoop):
         if scaler: metadata['scaler'] = scaler.state_dict()
         if not self.train.sharded_checkpoints:
             return self.saver.save(step, engine.model, engine.optimizer, extra, **metadata)
-        # Takes long to import, and few runs need it.
-        from elleci.training.sharded import checkpoint_pieces, rank_share, write_shares
         share = rank_share(self.config, engine.ranks)
         pieces = checkpoint_pieces(engine.model, engine.optimizer, extra, share, self.is_main)
         try: write_shares(self.run.folder, step, pieces, metadata, self.processes)
@@ -558,7 +540,7 @@ class Attempt(TrainingLoop):
         a, steps = _account_of_steps(self.run.account, step, shapes)
         measured = measured_memory(m, self.engine.model, self.engine.optimizer)
         if states_on_disk(self.engine): measured['optimizer'] = 0
-        _write_memory(self.run.folder, self.run.device, a, measured)
+        write_memory(self.run.folder, a, *_device_memory(self.run.device), measured)
         peaks = dict(predicted_peak=a.peak_allocated, measured_peak=m.peak_allocated)
         self.log(step=step, notice=predicted_vs_measured(a, m, steps), **peaks)
 
@@ -615,7 +597,7 @@ def _count_steps(folder, config, machine, a):
     num_rows = {name: source.num_rows for name, source in mixture.sources.items()}
     config = _with_train(config, steps=steps_for_epochs(config.train, num_rows))
     rows = ', '.join(f'{name} {n:,}' for name, n in num_rows.items())
-    print(f'{config.train.epochs:g} epochs: {config.train.steps:,} steps (rows of one epoch: {rows})')
+    print(f'epochs {config.train.epochs:g}: {config.train.steps:,} steps (rows of one epoch: {rows})')
     a = dataclasses.replace(a, config=_with_train(a.config, steps=config.train.steps))
     for line in _cost_lines(machine, a): print(line)
     return config
@@ -626,7 +608,7 @@ def _settle(folder, config, machine, a, flags):
     is_new = not (flags.resume and (folder/'config.json').exists())
     if is_new: _refuse_used(folder)
     if machine.ranks > 1: mark_launch(folder)
-    _write_memory(folder, machine.device, a)
+    write_memory(folder, a, *_device_memory(machine.device))
     for name, spec in config.train.data:
         # What has been tokenised isn't read again.
         is_read = not (folder/'tokens'/name/'index.json').exists()
@@ -654,14 +636,7 @@ def _placed(config, a):
 
 
 @contextlib.contextmanager
-def open_run(
-    folder:Path,   # the run's, made if missing
-    config:Config, # from `resolve`
-    machine:Machine,
-    account:Account|None, # from `preflight`; None on a rank other than 0
-    flags:Flags,
-    processes:OneProcess=OneProcess(), # those that make the run
-): # gives a `Run`
+def open_run(folder, config, machine, account, flags, processes=OneProcess()): # gives a `Run`
     "Lock a folder, and settle what only the text can tell: the steps of epochs, a learning rate to be found"
     with contextlib.ExitStack() as stack:
         def settle():
@@ -683,20 +658,17 @@ def _save_average(attempt):
     folder.mkdir(exist_ok=True)
     atomic_write(folder/'config.json', config_to_json(run.config))
     save_tokenizer(tokenizer, folder/'tokenizer.json')
-    # The weights come last: where they are, all is there.
-    save_weights(folder, model, step=str(run.train.steps), tokenizer=tokenizer_fingerprint(tokenizer))
     renamed = {name.replace('val_', 'average_', 1): value for name, value in metrics.items()}
     attempt.log(step=run.train.steps, **renamed)
+    # The weights come last: where they are, all is there.
+    save_weights(folder, model, step=str(run.train.steps), tokenizer=tokenizer_fingerprint(tokenizer))
     print(
         f'the weights averaged from step {average.start_step} on have a validation loss of '
         f"{metrics['val_loss']:.3f}; they are in {folder}"
     )
 
 # %% ../../nbs/76_train_command.ipynb #d7dbe5d5
-def train(
-    run:Run,
-    track:str='', # trackers to send events to, separated by commas
-):
+def train(run:Run, track:str=''): # trackers to send events to, separated by commas
     "Train from the latest checkpoint to the last step, through all rollbacks; save the averaged weights"
     step = max((int(path.name) for path in checkpoints(run.folder)), default=0)
     track = track if run.processes.is_main else ''
@@ -750,11 +722,7 @@ def _print_samples(folder, config, device):
         print(f'no sample, for want of memory: ask for one with `elleci_generate --run {folder}`.')
 
 
-def report(
-    folder:Path,   # the run's
-    config:Config,
-    device:torch.device,
-):
+def report(folder:Path, config:Config, device:torch.device):
     "Print samples of the trained model, and the commands that one would type next"
     _print_samples(folder, config, device)
     prompt = shlex.quote(_prompts(config)[-1] or 'Once')

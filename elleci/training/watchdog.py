@@ -52,7 +52,7 @@ class HealthMonitor:
     "Call it after every step: returns what is wrong as (kind, sentence) pairs, mostly none"
     device:torch.device = torch.device('cpu')
     total:int|None = None    # bytes of the card; None where there is none
-    expected:int|None = None # bytes that last between two steps, by the account
+    expected:int|None = None # bytes of a card that last between two steps, by the account
     shared_memory:SharedMemoryCounter|None = None # what Windows counts; None: nobody asks
 
     def __post_init__(self):
@@ -75,9 +75,9 @@ class HealthMonitor:
             self.waited.append(waited)
             self.reserved.append(reserved)
         self.steps += 1
-        notices = [*self._check_loss(), *self._check_data()]
-        if self.steps % 16 == 0: notices += [*self._check_leak(), *self._check_spill()]
-        return notices
+        found = dict(spike=self._check_loss(), data_stalled=self._check_data())
+        if self.steps % 16 == 0: found |= dict(leak=self._check_leak(), spill=self._check_spill())
+        return [(kind, text) for kind, (severity, text) in found.items() if self._is_news(kind, severity)]
 
     def _is_news(self, kind, severity):
         "Whether a trouble is new, or half as bad again as when it was last reported"
@@ -87,26 +87,22 @@ class HealthMonitor:
 
     def _check_loss(self):
         rise = loss_spike(self.losses)
-        if self._is_news('spike', rise):
-            yield 'spike', (f'The loss is {self.losses[-1]:.3f}, {rise:.2f} above the median of the steps '
-                            'before: look at the batch if it does not come down.')
+        return rise, (f'The loss is {self.losses[-1]:.3f}, {rise:.2f} above the median of the steps '
+                      'before: look at the batch if it does not come down.')
 
     def _check_data(self):
         share = data_stalled(self.waited, self.seconds)
-        if self._is_news('data_stalled', share):
-            yield 'data_stalled', (f'{share:.0%} of the time is spent waiting for data: give more '
-                                   '--num-workers, or faster storage.')
+        return share, (f'{share:.0%} of the time is spent waiting for data: give more --num-workers, '
+                       'or faster storage.')
 
     def _check_leak(self):
         min_slope = 64*1024 if self.device.type == 'cpu' else 1024
         leak = next(iter(find_leaks([[level] for level in self.levels], min_slope=min_slope)), None)
-        if not self._is_news('leak', leak.live if leak else 0.): return
-        by_account = ''
-        if self.expected and self.device.type == 'cuda':
-            by_account = f', where the account has {fmt_bytes(self.expected)}'
-        yield 'leak', (f'Memory grows by {fmt_bytes(leak.per_step)} a step and does not come back: '
-                       f'{fmt_bytes(leak.live)} by now{by_account}; look for tensors that are kept with '
-                       'their graph (`elleci.memory.measure.LeakDetector` names the line).')
+        if not leak: return 0., ''
+        by_account = f', where the account has {fmt_bytes(self.expected)}' if self.expected else ''
+        return leak.live, (f'Memory grows by {fmt_bytes(leak.per_step)} a step and does not come back: '
+                           f'{fmt_bytes(leak.live)} by now{by_account}; look for tensors that are kept with '
+                           'their graph (`elleci.memory.measure.LeakDetector` names the line).')
 
     def _check_spill(self):
         signs = []
@@ -114,9 +110,6 @@ class HealthMonitor:
             signs = spill_signs(list(self.reserved), self.total, list(self.seconds))
         # A thread asks Windows; this is its last answer.
         if self.shared_memory: signs += self.shared_memory.signs()
-        if self._is_news('spill', len(signs)):
-            remedy = (
-                'Take fewer rows, a smaller optimizer state or the layer-major engine, '
-                'or set the driver to refuse what does not fit.'
-            )
-            yield 'spill', ' '.join([*signs, remedy])
+        remedy = ('Take fewer rows, a smaller optimizer state or the layer-major engine, '
+                  'or set the driver to refuse what does not fit.')
+        return len(signs), ' '.join([*signs, remedy])
