@@ -138,14 +138,10 @@ class Chat:
             raise UserError('Nothing was said yet: talk first, then save.')
         # A reply may spell a special token, which no training would read.
         chatml(self.messages)
-        try:
-            path = Path(path).expanduser()
-            is_taken = path != self.saved_to and path.exists()
-            line = json.dumps(dict(messages=self.messages), ensure_ascii=False) + '\n'
-            if not is_taken: atomic_write(path, line)
-        except (OSError, ValueError, RuntimeError) as e:
-            raise UserError(f'{str(path)[:200]} cannot be written ({e}): give another place.') from None
-        if is_taken: raise UserError(f'{path} is there already: give another name.')
+        path = Path(path).expanduser()
+        if path != self.saved_to and path.exists():
+            raise UserError(f'{path} is there already: give another name.')
+        atomic_write(path, json.dumps(dict(messages=self.messages), ensure_ascii=False) + '\n')
         self.saved_to = path
 
 # %% ../../nbs/77_chat.ipynb #f65cccb9
@@ -195,7 +191,7 @@ def _talk(chat, lines, show, note, interactive):
         try:
             if line.startswith('/'): note(f'[{_obey(chat, line)}]')
             else: _show_reply(chat, line, show, note)
-        except UserError as e:
+        except (UserError, OSError) as e:
             if not interactive: raise
             note(f'[{e}]')
         except KeyboardInterrupt:
@@ -210,7 +206,6 @@ def _typed_lines(note):
     while True:
         try: yield input('> ')
         except KeyboardInterrupt: note('\n[Ctrl-D or /quit leaves]')
-        except UnicodeDecodeError: note('[That was no UTF-8 text: write it again.]')
         except EOFError: return note('')
 
 # %% ../../nbs/77_chat.ipynb #6af92168

@@ -102,15 +102,9 @@ def _model_config(settings, path):
     try:
         widths = {ours: settings[name] for ours, name in WIDTHS.items()}
         widths |= dict(vocab_size=round_vocab(settings['vocab_size']), ternary=False, d_ff=0)
-        c = ModelConfig(pattern='M', tie_embeddings=settings.get('tie_word_embeddings', False), **widths)
-        num_heads = settings['num_heads']
+        return ModelConfig(pattern='M', tie_embeddings=settings.get('tie_word_embeddings', False), **widths)
     except KeyError as e: raise UserError(f'{path} lacks {e}: use the one that was saved with it.') from None
     except UserError as e: raise UserError(f'{path}: {e}') from None
-    if num_heads == c.n_ssm_heads: return c
-    raise UserError(
-        f'{path} has num_heads = {num_heads!r:.60}, and expand × hidden_size / head_dim is {c.n_ssm_heads}: '
-        'it is damaged, use the one that the model was saved with.'
-    )
 
 # %% ../../nbs/77_import.ipynb #be75bcbd
 def _their_part(name, p, vocab_size):

@@ -230,13 +230,10 @@ def _lines(rows):
 
 def _perplexity_lines(found):
     "The figures of each source, and what they are"
-    yield from _lines([('text', 'documents', 'tokens', 'bytes', 'perplexity', 'bits/byte')] + [
-        (
-            name, f"{f['documents']:,}", f"{f['tokens']:,}", f"{f['bytes']:,.0f}", f"{f['perplexity']:,.2f}",
-            f"{f['bits_per_byte']:.4f}",
-        )
-        for name, f in found['sources'].items()
-    ])
+    figures = dict(documents=',', tokens=',', bytes=',.0f', perplexity=',.2f', bits_per_byte='.4f')
+    rows = [[name, *(format(f[key], spec) for key, spec in figures.items())]
+            for name, f in found['sources'].items()]
+    yield from _lines([('text', 'documents', 'tokens', 'bytes', 'perplexity', 'bits/byte'), *rows])
     seen = f"at most {found['context']:,} tokens before it" if found['context'] else 'all of its document'
     yield f'each token predicted from {seen}'
     if logged := found.get('as_in_training'):
@@ -245,13 +242,11 @@ def _perplexity_lines(found):
 
 def _accuracy_lines(task, found):
     "Each accuracy with its interval and chance"
-    return _lines([(task, 'items', 'right', '95 % interval', 'chance')] + [
-        (
-            f['name'], f"{f['num_items']:,}", f"{f['accuracy']:.1%}",
-            f"{f['interval_low']:.1%} – {f['interval_high']:.1%}", f"{f['chance']:.2%}",
-        )
-        for f in found
-    ])
+    rows = [(
+        f['name'], f"{f['num_items']:,}", f"{f['accuracy']:.1%}",
+        f"{f['interval_low']:.1%} – {f['interval_high']:.1%}", f"{f['chance']:.2%}",
+    ) for f in found]
+    return _lines([(task, 'items', 'right', '95 % interval', 'chance'), *rows])
 
 # %% ../../nbs/77_evaluate.ipynb #9e545c78
 def evaluation_table(found:dict)->str:
