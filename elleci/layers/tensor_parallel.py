@@ -6,16 +6,14 @@
 __all__ = ['sum_gradient', 'sum_output', 'Cut', 'check_tensor_parallel', 'TensorParallel']
 
 # %% ../../nbs/52_tensor_parallel.ipynb #3bb503ec
-import dataclasses
 from dataclasses import dataclass
-from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from ..annotate import layer_scope
-from ..config import ModelConfig
+from ..config import ModelConfig, local_model
 from ..core import UserError, compute_dtype, full_precision, linear_dtype
 from ..kernels.bitnet import int8_matmul, ternarize_int8
 from ..kernels.pointwise import EPS
@@ -195,17 +193,6 @@ def _model_cuts(model, n):
             named = {f'blocks.{i}.{part}.{name}': cut for name, cut in cuts_of(model.cfg, n).items()}
             cuts.update({name: cut for name, cut in named.items() if name in cuts})
     return cuts
-
-# %% ../../nbs/52_tensor_parallel.ipynb #902269b6
-def _local_config(c, n):
-    "What a layer reads from its configuration on one of n ranks"
-    derived = [name for name, value in vars(type(c)).items() if isinstance(value, property)]
-    values = {name: getattr(c, name) for name in [f.name for f in dataclasses.fields(c)] + derived}
-    for name in ('n_attn_heads', 'd_inner', 'n_ssm_heads', 'd_ff'): values[name] //= n
-    for name in ('ngroups', 'kv_heads', 'n_kv_heads'):
-        if values[name] % n == 0: values[name] //= n
-    values['conv_dim'] = values['d_inner'] + 2*values['ngroups']*c.d_state
-    return SimpleNamespace(**values)
 
 # %% ../../nbs/52_tensor_parallel.ipynb #419fa12a
 class _SharedGatedNorm(torch.autograd.Function):
@@ -403,7 +390,7 @@ class TensorParallel:
     def _share(self, block):
         c = self.model.cfg
         _share_linears(block.mixer, MIXER_CUTS[type(block.mixer)](c, self.n), self.group)
-        block.mixer.cfg = _local_config(c, self.n)
+        block.mixer.cfg = local_model(c, self.n)
         if isinstance(block.mixer, Mamba2):
             if c.ngroups % self.n: block.mixer.norm = _SharedGatedRMSNorm(block.mixer.norm, self.group)
             else: block.mixer.norm.groups //= self.n

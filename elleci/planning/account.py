@@ -67,22 +67,6 @@ def _trace_every_block(model_cfg, train, target, steps, ranks=None):
     return dry_run(step, model, inputs, target, steps, on_host=on_host, ask=False)
 
 # %% ../../nbs/64_account.ipynb #4303ea0c
-def _without_mapped_states(trace, train):
-    "A trace without what lies in a mapped file; the same trace where nothing does"
-    # A mapped file takes no memory that the system could not have back at any time.
-    if train.states_on != 'disk': return trace
-    kept = [i for i, a in enumerate(trace.allocations) if not (a.host and a.category == 'optimizer')]
-    number = {i: n for n, i in enumerate(kept)}
-    events = []
-    for e in trace.events:
-        i = max(e, ~e)
-        if i not in number: continue
-        if e >= 0: trace.allocations[i].alloc_event = len(events)
-        else: trace.allocations[i].free_event = len(events)
-        events.append(number[i] if e >= 0 else ~number[i])
-    return Trace([trace.allocations[i] for i in kept], events, trace.target)
-
-# %% ../../nbs/64_account.ipynb #a9038675
 def trace_step(
     model:ModelConfig,
     train:TrainConfig, # as many of its micro-batches are run as differ
@@ -95,22 +79,24 @@ def trace_step(
     streams = (train.weights_on, train.states_on) != ('device', 'device')
     # Blocks that reach into each other must be seen to repeat.
     least = 2*period + 4 if streams else period + 2
-    n_traced = least + (n_layers - least) % period
+    n_traced, trace = least + (n_layers - least) % period, None
+    def run(n): return _trace_every_block(replace(model, n_layers=n), train, target, steps, ranks)
     if n_traced < n_layers:
         # Where the blocks turn out not to repeat, all of them are run.
-        with contextlib.suppress(UserError):
-            trace = _trace_every_block(replace(model, n_layers=n_traced), train, target, steps, ranks)
-            return _without_mapped_states(compose(trace, period, n_layers - n_traced), train)
-    return _without_mapped_states(_trace_every_block(model, train, target, steps, ranks), train)
+        with contextlib.suppress(UserError): trace = compose(run(n_traced), period, n_layers - n_traced)
+    trace = trace or run(n_layers)
+    if train.states_on != 'disk': return trace
+    # A mapped file takes no memory that the system could not have back at any time.
+    for a in trace.allocations:
+        if a.host and a.category == 'optimizer': a.nbytes = 0
+    return replace(trace)
 
 # %% ../../nbs/64_account.ipynb #5e0594fc
 LOADED_LATER_BYTES = 128*MiB        # of a process: loaded after the account was made, or a little less
 # Of the tensors' peak: freed, and kept by the C library, with `tune_malloc` and without.
 RETAINED_FRACTION, RETAINED_FRACTION_UNTUNED = 1/16, 1/2
 
-def process_margin(
-    tensors:int, # bytes at their peak, on a CPU
-)->int: # bytes
+def process_margin(tensors:int)->int: # bytes at their peak on a CPU → bytes
     "What a training process takes beyond what it held before and its tensors"
     retained = RETAINED_FRACTION if malloc_tuned() else RETAINED_FRACTION_UNTUNED
     return LOADED_LATER_BYTES + int(tensors*retained)
@@ -146,11 +132,9 @@ def _host_bytes(config, target, trace):
     return sizes
 
 # %% ../../nbs/64_account.ipynb #99ae0590
-def _pinned_by_torch(nbytes, config):
+def _pinned_by_torch(nbytes, n_layers):
     "What torch pins for checkpoints in host memory: each block's input, rounded up to a power of two"
-    n_layers = config.model.n_layers
-    one = nbytes//n_layers
-    return n_layers*2**math.ceil(math.log2(one)) if one else 0
+    return n_layers*2**math.ceil(math.log2(nbytes//n_layers)) if nbytes else 0
 
 # %% ../../nbs/64_account.ipynb #a8282586
 def resolve_placement(
@@ -194,24 +178,35 @@ def peak_categories(
 class Rehearsed:
     "What is known of a rehearsed step, ours or another: it has a trace, replay, categories and context"
     @property
-    def peak_allocated(self): return self.replay.peak_allocated if self.replay else self._peak_in_ram
-    @property
-    def peak_reserved(self): return self.replay.peak_reserved if self.replay else self._peak_in_ram
-
-    @property
-    def _peak_in_ram(self):
-        "On a CPU, where the step's own tensors and those it sends to the host lie in one memory"
+    def peak_allocated(self):
+        if self.replay: return self.replay.peak_allocated
+        # On a CPU the step's own tensors and those that it sends to the host lie in one memory.
         return int((self.trace.running + self.trace.host_running).max())
 
     @property
+    def peak_reserved(self): return self.replay.peak_reserved if self.replay else self.peak_allocated
+    @property
     def total(self): return self.peak_reserved + self.context
+    @property
+    def needed(self): return self.total
 
     @property
     def states(self):
         "Weights, gradients and optimizer states at the peak: what no batch size changes"
         return sum(self.categories[c] for c in ('weights', 'gradients', 'optimizer'))
 
-    def lines(self, fit, beside=()):
+    def fit(self,
+        limit:int|None, # bytes of the card, or of free RAM
+        overhead:Overhead|None=None, # context and workspaces, where they aren't counted; None: any card's
+    )->Fit:
+        "Whether it fits, and by how much"
+        # A CPU has neither.
+        is_counted = self.trace.target == 'cpu' or self.context > 0
+        return Fit(self.needed, limit, Overhead(0, 0) if is_counted else overhead or card_overhead())
+
+    def fits(self, limit): return self.fit(limit).fits
+
+    def lines(self, fit, beside={}):
         "For a terminal: the breakdown, the peak and who made it, the verdict; `beside` the card"
         def sized(n, what): return f'{n if isinstance(n, str) else fmt_bytes(n):>12}  {what}'
         op = self.trace.peak_operator()
@@ -220,7 +215,8 @@ class Rehearsed:
         lines = [sized(n, c) for c, n in self.categories.items() if n]
         lines += ['', sized(self.peak_allocated, f'allocated at the peak, reached by {place}')]
         if self.replay: lines.append(sized(self.peak_reserved, 'reserved by the allocator at its fullest'))
-        for title, sizes in beside: lines += ['', title, *(sized(n, what) for what, n in sizes)]
+        for title, sizes in beside.items():
+            if sizes: lines += ['', title, *(sized(n, what) for what, n in sizes.items())]
         if not fit.limit: return lines
         estimate = sized(str(fit.overhead), 'context and cuBLAS workspaces, estimated')
         if fit.overhead.most: lines += ['', estimate]
@@ -305,22 +301,11 @@ class Account(Rehearsed):
         inputs = self.host.get("the layers' inputs", 0)
         t = self.config.train
         # Checkpoints that wait in RAM are pinned by torch, in pieces of a power of two.
-        if t.checkpointing == 'offload': inputs = _pinned_by_torch(inputs, self.config)
+        if t.checkpointing == 'offload': inputs = _pinned_by_torch(inputs, self.config.model.n_layers)
         elif t.block_inputs_on != 'pinned': inputs = 0
         weights = self.host.get('weights', 0) if t.weights_on == 'host' else 0
         states = self.host.get('optimizer states', 0) if t.states_on == 'host' else 0
         return inputs + weights + states
-
-    def fit(self,
-        limit:int|None, # bytes of the card, or of free RAM
-        overhead:Overhead|None=None, # context and workspaces, where they aren't counted; None: any card's
-    )->Fit:
-        "Whether it fits, and by how much"
-        # A CPU has neither.
-        is_counted = self.target == 'cpu' or self.context > 0
-        return Fit(self.needed, limit, Overhead(0, 0) if is_counted else overhead or card_overhead())
-
-    def fits(self, limit): return self.fit(limit).fits
 
     def summary(self):
         "By category at the peak"
@@ -458,7 +443,7 @@ def mildest_fitting(
 def what_would_fit(
     a:Account,
     limit:int, # bytes of the card
-    overhead:Overhead|None=None, # what the process needs beside the allocator; None: any card's estimate
+    overhead:Overhead|None=None, # context and workspaces; None: any card's estimate
     ram:float=math.inf,    # bytes that a change may take beside the card
     pinned:float=math.inf, # of these, what may be pinned
 ): # yields (change, `Fit`), as they are found
@@ -473,28 +458,18 @@ def what_would_fit(
     return mildest_fitting(_stages(a.config.train), needed_with, fit, a.states + a.context, UserError)
 
 
-def alternatives(
-    a:Account,
-    limit:int, # bytes, that of which nothing else takes any
-)->tuple: # the limit, and [(change, peak in bytes), …], the mildest first, as `explain_oom` takes them
-    "What would fit, and the peak it would have"
+def alternatives(a:Account, limit:int)->tuple: # limit: bytes, of which nothing else takes any
+    "For `explain_oom`: the limit, and what would fit with its peak in bytes, the mildest first"
     changed = what_would_fit(a, limit, Overhead(0, 0))
     return limit, [(change, fit.needed) for change, fit in changed]
 
 # %% ../../nbs/64_account_advice.ipynb #899e1557
-def ram_savings(
-    a:Account,
-)->list: # (setting, bytes of RAM beside the card with it), the smallest change first
+def ram_savings(a:Account)->dict: # setting: bytes of RAM beside the card with it, the smallest change first
     "What would leave less in RAM"
-    train, found = a.config.train, []
-    def without(what, nbytes): return replace(a, host=a.host | {what: a.host[what] - nbytes}).host_total
-    if AVERAGED_WEIGHTS in a.host:
-        found.append(('averaging_start=1', without(AVERAGED_WEIGHTS, a.host[AVERAGED_WEIGHTS])))
-    inputs = "the layers' inputs"
-    if inputs in a.host and train.grad_accum_steps % 2 == 0:
-        half = train.grad_accum_steps//2
-        found.append((f'grad_accum_steps={half}', without(inputs, a.host[inputs]//2)))
-    return found
+    averaged, inputs = a.host.get(AVERAGED_WEIGHTS, 0), a.host.get("the layers' inputs", 0)
+    half, odd = divmod(a.config.train.grad_accum_steps, 2)
+    found = {'averaging_start=1': averaged, f'grad_accum_steps={half}': 0 if odd else inputs//2}
+    return {change: a.host_total - nbytes for change, nbytes in found.items() if nbytes}
 
 # %% ../../nbs/64_account_advice.ipynb #03161483
 def report(
@@ -511,14 +486,13 @@ def report(
         how = ', '.join(['layer-major', *places])
     n_params = fmt_count(sum(parameter_counts(a.config.model).values()))
     batch = f'batch {t.batch_size} × {t.seq_len} × {t.grad_accum_steps}'
-    beside = []
-    if a.host:
-        changes = [(f'with {change}', nbytes) for change, nbytes in ram_savings(a)]
-        parts = *a.host.items(), ('at one time, at most', a.host_total), *changes
-        beside.append(('beside the card, in RAM:', parts))
-    if a.mapped_bytes:
-        title = 'on disk, in a file that is mapped; of it the page cache keeps what RAM has room for:'
-        beside.append((title, [('optimizer states', a.mapped_bytes)]))
+    changes = {f'with {change}': nbytes for change, nbytes in ram_savings(a).items()}
+    in_ram = a.host and a.host | {'at one time, at most': a.host_total} | changes
+    on_disk = {'optimizer states': a.mapped_bytes} if a.mapped_bytes else {}
+    beside = {
+        'beside the card, in RAM:': in_ram,
+        'on disk, in a file that is mapped; of it the page cache keeps what RAM has room for:': on_disk,
+    }
     lines = [f'{a.config.preset}: {n_params} parameters, {batch}, {t.optimizer}, {t.precision}, {how}', '']
     lines += a.lines(a.fit(limit, overhead), beside)
     note = compile_note(t)
@@ -551,19 +525,14 @@ def advice_lines(
     yield f'None of {len(tried)} changes tried is enough{nearest}.'
 
 
-def advice(
-    a:Account,
-    limit:int,  # bytes of the card
-    overhead:Overhead|None=None, # context and workspaces; None: any card's estimate
-    **budgets, # ram and pinned, as for `what_would_fit`
-): # yields lines, each as soon as it is known
+def advice(a:Account, limit:int, *args, **budgets): # as for `what_would_fit`; yields lines
     "What could be changed so that it fits; where nothing helps, why"
     if a.states > limit:
         yield (
             f'Weights, gradients and optimizer alone are {fmt_bytes(a.states)}: '
             'no batch size, no sequence length and no checkpointing helps.'
         )
-    yield from advice_lines(what_would_fit(a, limit, overhead, **budgets))
+    yield from advice_lines(what_would_fit(a, limit, *args, **budgets))
 
 # %% ../../nbs/64_account_checked.ipynb #235ca3e8
 def predicted_vs_measured(

@@ -13,8 +13,9 @@ import warnings
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves, tree_map
 from ..core import UserError, fmt_bytes, fmt_count
-from ..memory.ledger import CARDS, Fit, Overhead, card_bytes, card_overhead
+from ..memory.ledger import CARDS, Fit, card_bytes, card_overhead
 from ..memory.trace import Trace, dry_run, source_lines
 from ..memory.allocator import Replay, replay
 from .account import Rehearsed, advice_lines, mildest_fitting, peak_categories
@@ -50,21 +51,13 @@ def _usual_step(precision):
     return step
 
 # %% ../../nbs/64_your_own_model.ipynb #fb401514
-def _tensors_of(batch):
-    "A list of the batch's tensors; `UserError` for what is none"
-    if torch.is_tensor(batch): return [batch]
-    tensors = [*batch.values()] if isinstance(batch, Mapping) else batch
-    if not isinstance(tensors, (tuple, list)) or not all(torch.is_tensor(t) for t in tensors):
-        raise UserError('make_batch must return a tensor, or a tuple or dict of tensors '
-                        "(tokenizers make some with return_tensors='pt').")
-    return list(tensors)
-
-
-def _map_batch(batch, f):
-    "A batch with `f` of each tensor"
-    if torch.is_tensor(batch): return (f(batch),)
-    if isinstance(batch, Mapping): return {name: f(t) for name, t in batch.items()}
-    return tuple(map(f, batch))
+def _as_arguments(batch):
+    "A batch as a tuple or a dict, as a model is called with it; `UserError` for what has other than tensors"
+    # What tokenizers return is no `dict`, but behaves like one.
+    batch = dict(batch) if isinstance(batch, Mapping) else (batch,) if torch.is_tensor(batch) else batch
+    if all(map(torch.is_tensor, tree_leaves(batch))): return batch
+    raise UserError('make_batch must return a tensor, or a tuple or dict of tensors '
+                    "(tokenizers make some with return_tensors='pt').")
 
 
 def _to_meta(model):
@@ -91,17 +84,16 @@ class _Training:
     lora:int = 0      # rank; 0: no adapters
     halvings:int = 0  # how often the batch is halved
 
-    def build(self):
-        "Model, batch and optimizer on meta, and how the model was changed"
+    def rehearse(self)->tuple: # the trace, the model, its batch, how it was changed
         how = []
         with torch.device('meta'), warnings.catch_warnings():
             # Warnings of libraries about names that will change: you'll see them when you train.
             warnings.simplefilter('ignore', FutureWarning)
-            model, batch = self.make_model(), self.make_batch()
+            model, batch = self.make_model(), _as_arguments(self.make_batch())
             if not isinstance(model, nn.Module):
                 raise UserError(f'make_model gave {type(model).__name__}: let it return a torch module.')
             _to_meta(model)
-            rows = max([t.shape[0] for t in _tensors_of(batch) if t.ndim], default=1)
+            rows = max([t.shape[0] for t in tree_leaves(batch) if t.ndim], default=1)
             if self.lora:
                 model, what = add_lora(model, self.lora)
                 how.append(what)
@@ -112,22 +104,18 @@ class _Training:
             t = t.to('meta')    # a tokenizer or numpy may have made it on the CPU
             if t.ndim and t.shape[0] == rows: t = t[:kept].clone()
             return t.bfloat16() if is_half and t.is_floating_point() else t
-        batch = _map_batch(batch, change)
+        batch = tree_map(change, batch)
         if is_half: model = model.bfloat16()
         dtypes = {str(p.dtype).removeprefix('torch.') for p in model.parameters() if p.is_floating_point()}
         if not is_half and dtypes - {'float32'}: how.append(f"weights made in {' and '.join(sorted(dtypes))}")
         learning = [p for p in model.parameters() if p.requires_grad]
         if not learning: raise UserError('The model has no parameter that learns: nothing would be trained.')
         make = self.optimizer if callable(self.optimizer) else OPTIMIZERS[self.optimizer]
-        return model, batch, make(learning), ', '.join(filter(None, how))
-
-    def rehearse(self)->tuple: # the trace, the model, its batch, how it was changed
-        model, batch, optimizer, how = self.build()
-        step = self.step or _usual_step(self.precision)
+        optimizer, step = make(learning), self.step or _usual_step(self.precision)
         def run(): step(model, batch, optimizer)
         with source_lines(run, _loss, *([] if self.step else [step])):
-            trace = dry_run(run, model, _tensors_of(batch))
-        return trace, model, batch, how
+            trace = dry_run(run, model, tree_leaves(batch))
+        return trace, model, batch, ', '.join(filter(None, how))
 
 # %% ../../nbs/64_your_own_model.ipynb #90bfcc02
 @dataclass(repr=False)
@@ -143,10 +131,7 @@ class Prediction(Rehearsed):
     what_would_fit:list = field(default_factory=list) # of (change, `Fit`); filled as they're found
 
     @property
-    def needed(self): return self.total
-    @property
-    def fit(self):
-        return Fit(self.needed, self.limit, Overhead(0, 0) if self.context else card_overhead(self.card))
+    def fit(self): return super().fit(self.limit, card_overhead(self.card))
     @property
     def fits(self): return self.fit.fits
 
@@ -164,9 +149,7 @@ class Prediction(Rehearsed):
         more = [f'… and {len(asked) - 2} more such lines, see .trace.warnings'] if len(asked) > 2 else []
         return '\n'.join([self.settings, '', *self.lines(self.fit), *asked[:2], *more])
 
-    def change_lines(self): return list(advice_lines(self.what_would_fit))
-
-    def __repr__(self): return '\n'.join([self.report(), *self.change_lines()][:25])
+    def __repr__(self): return '\n'.join([self.report(), *advice_lines(self.what_would_fit)][:25])
 
 # %% ../../nbs/64_your_own_model.ipynb #0a1b2c32
 def _single_changes(training, model, rows):
@@ -210,11 +193,10 @@ def _what_would_fit(p, training, model, rows):
         return replay(trace.replay_events()).peak_reserved + p.context, how
     stages = _change_stages(training, model, rows)
     yield from mildest_fitting(stages, needed_with, p.fit, p.states + p.context, _REFUSALS)
-    larger = sorted((nbytes, key) for key, nbytes in CARDS.items() if nbytes > p.limit)
-    held = [(key, nbytes) for nbytes, key in larger if Fit(p.needed, nbytes, card_overhead(key)).fits]
-    if held:
-        key, nbytes = held[0]
+    for nbytes, key in sorted((nbytes, key) for key, nbytes in CARDS.items() if nbytes > p.limit):
+        if not Fit(p.needed, nbytes, card_overhead(key)).fits: continue
         yield f'a card of {fmt_bytes(nbytes)}, such as {key}, as it is', Fit(p.needed, p.needed)
+        return
 
 # %% ../../nbs/64_your_own_model.ipynb #0a1b2c33
 def predict(
@@ -245,7 +227,7 @@ def predict(
                             'predict(lambda: MyModel(), lambda: torch.zeros(8, 512)).')
     training = _Training(make_model, make_batch, step, optimizer, precision, checkpointing, lora)
     trace, model, batch, how = training.rehearse()
-    shape = tuple(max(_tensors_of(batch), key=lambda t: t.ndim > 0).shape)
+    shape = tuple(max(tree_leaves(batch), key=lambda t: t.ndim > 0).shape)
     n_params = fmt_count(sum(p.numel() for p in model.parameters()))
     who = f'{name or type(model).__name__}: {n_params} parameters'
     update = 'an optimizer of yours' if callable(optimizer) else optimizer

@@ -10,50 +10,32 @@ import contextlib, itertools
 from collections import Counter
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import NamedTuple
 from unittest import mock
 import torch.distributed as dist
-from ..config import Config
+from ..config import Config, Layout, layout_of, local_model
 from ..core import fmt_bytes
 from ..summary import Summary, byte_rows, shown_as_summary
-from ..engine import distributed, layer_major_ranks
+from ..engine import layer_major_ranks
 from ..engine.accumulate import OneProcess
 from ..engine.distributed import take_rows
 from ..engine.layer_major_ranks import LayerMajorRanks
-from ..layers import context_parallel, tensor_parallel
 from ..layers.context_parallel import ContextParallel, check_context, set_context, take_tokens
 from ..layers.tensor_parallel import TensorParallel, check_tensor_parallel
 from ..memory.allocator import Replay, replay
-from ..memory.ledger import COLOURS, Fit, Overhead, card_overhead, parameter_shapes
-from ..memory.ranks import Layout, chunk_rows, layout_of, local_model, rank_sizes
+from ..memory.ledger import COLOURS, Fit, parameter_shapes
+from ..memory.ranks import chunk_rows, rank_sizes
 from ..memory.trace import Allocation, Trace, gc_disabled
 from .account import Rehearsed, peak_categories, resolve_placement, trace_step
 
 # %% ../../nbs/64_account_ranks.ipynb #96b1de76
-class _Group(NamedTuple):
-    "A process group of which one rank is there"
-    rank:int
-    n:int
-
-
-class _Sent:
-    "The handle of a message that nobody gets"
-    def wait(self): pass
-
-
 @contextlib.contextmanager
 def _without_the_others():
-    "Within it our own exchanges allocate what they always do, and send nothing"
-    def send(*args, **options): return _Sent()
-    alone = SimpleNamespace(
-        get_rank=lambda group: group.rank, get_world_size=lambda group: group.n, ReduceOp=dist.ReduceOp,
-        all_reduce=send, all_gather=send, all_to_all_single=send, reduce_scatter=send,
-    )
-    with contextlib.ExitStack() as patches:
-        for module in (context_parallel, tensor_parallel, distributed, layer_major_ranks):
-            patches.enter_context(mock.patch.object(module, 'dist', alone))
-        patches.enter_context(mock.patch.multiple(layer_major_ranks, _all_gather=send, _reduce_scatter=send))
-        yield
+    "Within it a group is (rank, n), and our own exchanges allocate what they always do and send nothing"
+    def send(*args, **options): return SimpleNamespace(wait=lambda: None)
+    alone = dict(get_rank=lambda group: group[0], get_world_size=lambda group: group[1])
+    alone |= dict.fromkeys(('all_reduce', 'all_gather', 'all_to_all_single', 'reduce_scatter'), send)
+    gathers = mock.patch.multiple(layer_major_ranks, _all_gather=send, _reduce_scatter=send)
+    with mock.patch.multiple(dist, **alone), gathers: yield
 
 # %% ../../nbs/64_account_ranks.ipynb #1c19e840
 class _RankAlone(OneProcess):
@@ -61,8 +43,8 @@ class _RankAlone(OneProcess):
     def __init__(self, model, layout):
         super().__init__(model)
         self.layout = layout
-        if layout.tp > 1: TensorParallel(model, _Group(0, layout.tp))
-        if layout.cp > 1: set_context(model, ContextParallel(_Group(layout.cp - 1, layout.cp)))
+        if layout.tp > 1: TensorParallel(model, (0, layout.tp))
+        if layout.cp > 1: set_context(model, ContextParallel((layout.cp - 1, layout.cp)))
 
     def share(self, micro_batch):
         rows = take_rows(micro_batch, 0, self.layout.dp)
@@ -73,7 +55,7 @@ def _trace_rank(config, layout, target, steps):
     "The rehearsal of one rank"
     def rank_alone(model):
         if config.train.engine == 'grad_accum': return _RankAlone(model, layout)
-        return LayerMajorRanks(_Group(0, layout.dp), layout.fsdp)
+        return LayerMajorRanks((0, layout.dp), layout.fsdp)
     ranks = rank_alone if layout.world > 1 else None
     with _without_the_others(): return trace_step(config.model, config.train, target, steps, ranks)
 
@@ -115,12 +97,10 @@ class _Walk:
         "Whether this micro-batch is the last that was traced"
         return self.micro_batch >= min(2, self.config.train.grad_accum_steps) - 1
 
-    def weight(self, i, a): self.alloc((i,), a.nbytes, 'weights')
-    def gradient(self, i, a): self.alloc((i,), a.nbytes, 'gradients')
-    def state(self, i, a): self.alloc((i,), a.nbytes, 'optimizer')
-    def _nothing(self, unit=ROOT): pass
-    begin_step = begin_micro_batch = enter_forward = leave_forward = end_forward = _nothing
-    enter_backward = leave_backward = end_backward = _nothing
+    def copy(self, i, a): self.alloc((i,), a.nbytes, a.category)
+    def _nothing(self, unit): pass
+    # `ROOT` is entered when a forward pass begins, and left at the end of either.
+    enter_forward = leave_forward = enter_backward = leave_backward = _nothing
 
     def _move(self, a):
         "Call what lies between the last place and this one"
@@ -129,7 +109,7 @@ class _Walk:
         if a.step != self.step:
             self._begin('update')
             self.step, self.micro_batch = a.step, -1
-            self.begin_step()
+            self.free('piece')
         self.at = a
         if way != self.way: self._begin(way)
         # A residual's gradient may be added up a little late; a block that was left isn't entered again.
@@ -146,19 +126,11 @@ class _Walk:
         "End a pass, and begin another"
         if self.way in ('forward', 'backward'):
             self._cross(ROOT)
-            getattr(self, f'end_{self.way}')()
+            getattr(self, f'leave_{self.way}')(ROOT)
         if way == 'forward':
             self.micro_batch += 1
-            self.begin_micro_batch()
+            self.enter_forward(ROOT)
         self.way, self.unit = way, ROOT
-
-    def _copy(self, i, a):
-        if a.category == 'gradients': return self.gradient(i, a)
-        if a.category == 'weights' and a.phase == 'build': return self.weight(i, a)
-        if a.category == 'optimizer': return self.state(i, a)
-        # An update works on pieces.
-        is_cut = a.phase == 'optimizer' and a.nbytes > 64
-        self.alloc((i,), a.nbytes/self.shards if is_cut else a.nbytes, a.category)
 
     def walk(self):
         for e in self.trace.events:
@@ -168,16 +140,18 @@ class _Walk:
             if e < 0: self.free(i)
             else:
                 self._move(a)
-                self._copy(i, a)
+                self.copy(i, a)
         return Trace(self.allocations, self.events, self.trace.target)
 
 # %% ../../nbs/64_account_ranks.ipynb #e6060242
 class _Ddp(_Walk):
     "What DDP adds: buckets of all gradients, beside what autograd has just computed"
     computed = () # name of the gradient that was computed last
-    def weight(self, i, a):
-        super().weight(i, a)
-        self.alloc(('buckets',), sum(self.sizes['gradients'].values()), 'gradients')
+    def copy(self, i, a):
+        if a.category == 'gradients': return self.gradient(i, a)
+        super().copy(i, a)
+        buckets = sum(self.sizes['gradients'].values())
+        if a.category == 'weights': self.alloc(('buckets',), buckets, 'gradients')
 
     def gradient(self, i, a):
         # It's known only later which tensor the allocation before this one went to.
@@ -191,29 +165,28 @@ class _Ddp(_Walk):
         if self.is_last and not self.config.model.tie_embeddings: self.free('gradient', ROOT)
 
     def leave_backward(self, unit):
-        if self.is_last: self.free('gradient', unit)
-
-    def end_backward(self):
-        if self.is_last: self.free('gradient')
+        if self.is_last: self.free('gradient', *([] if unit == ROOT else [unit]))
 
 # %% ../../nbs/64_account_ranks.ipynb #4c7893df
 class _Fsdp(_Walk):
     "What FSDP2 gathers, and what it sends"
     buffer = None    # the unit whose flat buffer waits for the next gather
-    sending = None   # the unit whose reduce-scatter input waits for the next one
     def __init__(self, trace, config, layout):
         super().__init__(trace, config, layout)
         self.unit_bytes, self.grad_bytes = Counter(), Counter() # of what is gathered together, whole
         for counted, category in ((self.unit_bytes, 'weights'), (self.grad_bytes, 'gradients')):
             for name, nbytes in self.sizes[category].items(): counted[_unit(name)] += self.shards*nbytes
 
-    def weight(self, i, a): self.alloc(('weights',), sum(self.sizes['weights'].values()), 'weights')
-    def state(self, i, a): self.alloc(('states',), sum(self.sizes['optimizer'].values()), 'optimizer')
-    def gradient(self, i, a): self.alloc(('gradient', _unit(a.layer), i), a.nbytes, 'gradients')
+    def copy(self, i, a):
+        if a.category == 'gradients': self.alloc(('gradient', _unit(a.layer), i), a.nbytes, a.category)
+        elif a.category == 'optimizer' or a.category == 'weights' and a.phase == 'build':
+            self.alloc((a.category,), sum(self.sizes[a.category].values()), a.category)
+        # An update works on pieces.
+        elif a.phase == 'optimizer' and a.nbytes > 64: self.alloc((i,), a.nbytes/self.shards, a.category)
+        else: super().copy(i, a)
+
     def _gather(self, unit): self.alloc(('all-gather', unit), self.unit_bytes[unit], 'communication')
     def _whole(self, unit): self.alloc(('gathered', unit), self.unit_bytes[unit], 'gathered')
-    def begin_step(self): self.free('piece')
-    def begin_micro_batch(self): self.enter_forward(ROOT)
 
     def enter_forward(self, unit):
         self._gather(unit)
@@ -222,9 +195,8 @@ class _Fsdp(_Walk):
         if self.buffer is not None: self.free('all-gather', self.buffer)
         self.buffer = unit
 
-    def leave_forward(self, unit): self.free('gathered', unit)
-
-    def end_forward(self):
+    def leave_forward(self, unit):
+        if unit != ROOT: return self.free('gathered', unit)
         self.free('all-gather')
         self.buffer = None
         # Prefetched when the backward pass begins.
@@ -239,16 +211,12 @@ class _Fsdp(_Walk):
     def leave_backward(self, unit):
         self.free('gathered', unit)
         if not self.is_last: return
-        if self.sending is not None: self.free('reduce-scatter', self.sending)
+        # The input of the one before was kept for it.
+        self.free('reduce-scatter')
         self.alloc(('reduce-scatter', unit), self.grad_bytes[unit], 'communication')
         self.free('gradient', unit)
         self.alloc(('piece', unit), self.grad_bytes[unit]//self.shards, 'gradients')
-        self.sending = unit
-
-    def end_backward(self):
-        self.leave_backward(ROOT)
-        self.free('reduce-scatter')
-        self.sending = None
+        if unit == ROOT: self.free('reduce-scatter')
 
 # %% ../../nbs/64_account_ranks.ipynb #81444162
 @shown_as_summary
@@ -267,13 +235,6 @@ class RanksAccount(Rehearsed):
     def peak_of(self, rank):
         "The peak of one rank: ranks differ in the states of FSDP2's shorter pieces"
         return self.peak_allocated - self.at_rest[0]['optimizer'] + self.at_rest[rank]['optimizer']
-
-    def fit(self,
-        limit:int|None, # bytes of a card, or of free RAM
-        overhead:Overhead|None=None, # context and workspaces; None: any card's
-    )->Fit:
-        "Whether the fullest rank fits, the buffers of NCCL left out"
-        return Fit(self.total, limit, Overhead(0, 0) if self.target == 'cpu' else overhead or card_overhead())
 
     def report(self, limit=None, overhead=None):
         "Who holds what between steps and at the peak, of what the peak is made; arguments as for `fit`"
@@ -310,13 +271,12 @@ class RanksAccount(Rehearsed):
 def _at_rest(config, layout):
     "Of each rank: {category: bytes} from one step to the next"
     rows = {shape[0] for shape in parameter_shapes(local_model(config.model, layout.tp)).values()}
-    def pieces(rank): return tuple(chunk_rows(n, layout.shards, layout.shard_of(rank)) for n in rows)
-    # Ranks whose pieces have as many rows hold the same: of a thousand, a few are different.
     held = {}
-    for kind, rank in {pieces(rank): rank for rank in range(layout.world)}.items():
-        sizes = rank_sizes(config.model, config.train, layout, rank)
-        held[kind] = {category: sum(by_name.values()) for category, by_name in sizes.items()}
-    return [held[pieces(rank)] for rank in range(layout.world)]
+    for rank in range(layout.world):
+        # Ranks whose pieces have as many rows hold the same: of a thousand, a few are different.
+        pieces = tuple(chunk_rows(n, layout.shards, layout.shard_of(rank)) for n in rows)
+        if pieces not in held: held[pieces] = rank_sizes(config.model, config.train, layout, rank)
+        yield {category: sum(by_name.values()) for category, by_name in held[pieces].items()}
 
 # %% ../../nbs/64_account_ranks.ipynb #7f175fea
 @gc_disabled()
@@ -336,5 +296,5 @@ def account_ranks(
     if config.train.engine == 'grad_accum' and layout.dp*layout.cp > 1:
         trace = (_Fsdp if layout.fsdp else _Ddp)(trace, config, layout).walk()
     replayed = replay(trace.replay_events()) if target == 'cuda' else None
-    categories = peak_categories(trace, replayed)
-    return RanksAccount(config, layout, target, _at_rest(config, layout), trace, replayed, categories)
+    at_rest, categories = [*_at_rest(config, layout)], peak_categories(trace, replayed)
+    return RanksAccount(config, layout, target, at_rest, trace, replayed, categories)

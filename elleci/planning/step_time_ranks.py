@@ -8,12 +8,12 @@ __all__ = ['LINKS', 'BUCKET_BYTES', 'RANK_TERMS', 'Link', 'Cluster', 'step_time_
 # %% ../../nbs/63_step_time_ranks.ipynb #d60e5222
 import math
 from dataclasses import dataclass
-from ..config import ModelConfig, TrainConfig
+from ..config import Layout, ModelConfig, TrainConfig, layout_of, local_model
 from ..core import MiB
 from ..memory.ledger import matmul_itemsize
 from ..layers.context_parallel import check_context
 from ..layers.tensor_parallel import check_tensor_parallel
-from ..memory.ranks import Layout, layout_of, local_model, rank_sizes, rank_train
+from ..memory.ranks import rank_sizes, rank_train
 from .step_time import Machine, find_machine, product_seconds, step_bytes, step_flops
 from .step_time import _step_shape, _update_traffic
 

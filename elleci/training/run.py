@@ -10,7 +10,7 @@ import contextlib, dataclasses, functools, os
 from subprocess import CalledProcessError
 from typing import NamedTuple
 import torch
-from ..config import PRESETS, Config
+from ..config import PRESETS, Config, layout_of
 from ..core import UserError, fmt_bytes, is_out_of_memory, memory_in_use
 from ..data.curriculum import check_epochs
 from ..data.sources import parse_spec
@@ -19,7 +19,7 @@ from ..kernels.mamba_ssm import load_mamba_ssm
 from ..kernels.triton_compat import build_advice
 from ..memory.ledger import Overhead, card_overhead
 from ..memory.measure import StepMemory, explain_oom
-from ..memory.ranks import layout_of, rank_train
+from ..memory.ranks import rank_train
 from ..memory.spill import locked_memory_limit, pinned_memory_note, ram_remedy, read_ram
 from ..optim.eight_bit import check_bnb_runs
 from ..planning.account import Account, account, alternatives, process_summary
