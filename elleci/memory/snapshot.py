@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any
-import numpy as np
 from ..core import GiB, UserError, atomic_write, fmt_bytes, require
 from ..files import read_limited
 from ..summary import Summary, byte_rows, shown_as_summary
@@ -150,18 +149,17 @@ def _load_data(path:str|Path): # dict, list, …
 @dataclass
 class Snapshot:
     "What one GPU's allocator did, and its segments at the end"
-    device:int            # number of the GPU
-    actions:list          # (n,) of str: 'alloc', 'free_requested', 'free_completed', 'segment_alloc', …
-    addresses:np.ndarray  # (n,) int64
-    sizes:np.ndarray      # (n,) int64, bytes
-    frames:list           # (n,) of tuples of (name, filename, line), the innermost first
+    device:int # number of the GPU
+    # of (action: 'alloc', 'free_requested', 'free_completed', 'segment_alloc', …, address, bytes, frames),
+    # where frames are (name, filename, line), the innermost first
+    history:list
     # of dicts with `address`, `total_size`, `blocks` [(address, size, requested, state, frames)]
     segments:list
 
     def summary(self):
         held = sum(s['total_size'] for s in self.segments)
         in_use = sum(block[1] for s in self.segments for block in s['blocks'] if block[3] != FREE)
-        n, n_segments = len(self.actions), len(self.segments)
+        n, n_segments = len(self.history), len(self.segments)
         title = f'Snapshot of GPU {self.device}: {n:,} entries, {n_segments:,} segments, {fmt_bytes(held)}'
         note = 'At the end of the recording; `timeline(...)` shows all of it.'
         return Summary(title, byte_rows({'in blocks': in_use, 'in holes': held - in_use}), note)
@@ -211,15 +209,8 @@ def snapshot_from_dict(
         if address != s.address + s.total_size:
             raise msgspec.ValidationError('blocks do not add up to their segment')
         segments.append(dict(address=s.address, total_size=s.total_size, blocks=blocks))
-    entries = histories[device]
-    return Snapshot(
-        device=device,
-        actions=[e.action for e in entries],
-        addresses=np.array([e.addr for e in entries], np.int64),
-        sizes=np.array([e.size for e in entries], np.int64),
-        frames=[frames(e) for e in entries],
-        segments=segments,
-    )
+    history = [(e.action, e.addr, e.size, frames(e)) for e in histories[device]]
+    return Snapshot(device, history, segments)
 
 # %% ../../nbs/12_snapshot.ipynb #58c99c08
 def read_snapshot(

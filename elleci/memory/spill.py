@@ -37,15 +37,11 @@ def _read_int(path):
 def _cgroup_memory(root):
     "(limit, free) in bytes of the tightest cgroup of this process; (None, None) where none is limited"
     tightest = None, None
-    folders = [Path(root)]
-    try: own = Path('/proc/self/cgroup').read_text()
-    except OSError: own = ''
     # The path is the last field of the line that begins with 0, which is version 2 of cgroups.
-    for line in own.splitlines():
-        path = line.split(':', 2)[-1].strip('/')
-        if line.startswith('0::') and path:
-            folders += [Path(root)/path, *(Path(root)/path).parents]
-    for folder in folders:
+    try: own = re.search('^0::/(.+)$', Path('/proc/self/cgroup').read_text(), re.M)
+    except OSError: own = None
+    innermost = Path(root)/(own[1] if own else '')
+    for folder in (innermost, *innermost.parents):
         limit, used = _read_int(folder/'memory.max'), _read_int(folder/'memory.current')
         if limit is None or used is None: continue
         # Files that the figure counts and that the kernel would give up.
@@ -129,10 +125,8 @@ try {
 """
 
 
-def parse_counters(
-    text:str, # lines of adapter;counter;bytes
-)->int|None: # bytes of shared memory; None where there is no such line
-    "Shared memory of the adapter that uses most of its own"
+def parse_counters(text:str)->int|None: # of lines of adapter;counter;bytes
+    "Bytes of shared memory of the adapter that uses most of its own; None where there is no such line"
     usage = {}
     lines = re.findall(r'^([^;\n]+);[^;\n]*(shared|dedicated) usage;(\d+)\s*$', text.lower(), re.M)
     for adapter, kind, number in lines: usage.setdefault(adapter, {})[kind] = int(number)
@@ -146,11 +140,8 @@ def powershell()->str|None: # a path; None where there is no Windows to ask
     return shutil.which('powershell.exe')
 
 
-def read_shared_memory(
-    executable:str, # PowerShell
-    timeout:float=20., # seconds
-)->int|None: # bytes; None where it could not be read
-    "What Windows counts as shared memory of the card, now"
+def read_shared_memory(executable:str, timeout:float=20.)->int|None: # PowerShell's path, seconds
+    "The bytes that Windows counts as shared memory of the card, now; None where it could not be read"
     command = [executable, '-NoProfile', '-NonInteractive', '-Command', COUNTER_SCRIPT]
     try: done = subprocess.run(command, capture_output=True, timeout=timeout, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.SubprocessError): return None

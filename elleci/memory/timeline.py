@@ -102,8 +102,7 @@ def _timeline(title, label, n_events, groups, blocks, segments, bands, limit)->T
 # %% ../../nbs/12_timeline.ipynb #07c6e856
 def _outer_layer(layer:str)->str: # 'blocks.3'
     "The part of a layer's name up to its first number, or its first part"
-    numbered = re.match(r'(?:[^.\d][^.]*\.)*\d+', layer)
-    return numbered[0] if numbered else layer.partition('.')[0]
+    return re.match(r'(?:[^.\d][^.]*\.)*\d+|[^.]*', layer)[0]
 
 
 def _trace_bands(trace:Trace)->dict: # of lists
@@ -185,9 +184,7 @@ def timeline_payload(
     ]))
 
 # %% ../../nbs/12_timeline_page.ipynb #7335cb16
-def web_file(
-    name:str, # 'timeline.html', 'timeline.js' or 'timeline.css'
-)->str:
+def web_file(name:str)->str: # 'timeline.html', 'timeline.js' or 'timeline.css'
     "A file of `data/web`"
     return (installed_file('web')/name).read_text(encoding='utf-8')
 
@@ -219,8 +216,7 @@ def _lives(history, at_end, n_events)->list: # of (address, size, start, frames,
 def _snapshot_lives(snapshot:Snapshot)->tuple: # (events, lives of blocks, lives of segments)
     "When each block and each segment of a recording came and went"
     blocks, segments, n = [], [], 0
-    history = zip(snapshot.actions, snapshot.addresses.tolist(), snapshot.sizes.tolist(), snapshot.frames)
-    for action, *what in history:
+    for action, *what in snapshot.history:
         if action.startswith('segment_'):
             segments.append((n, action in ('segment_alloc', 'segment_map'), *what))
         elif action in ('alloc', 'free_completed'):
@@ -273,12 +269,11 @@ def snapshot_timeline(
 # %% ../../nbs/12_timeline_page.ipynb #17b91ca2
 def _as_recording(events:list, ops:dict)->Snapshot:
     "What `measure` recorded, as a snapshot without segments"
-    blocks = replay(events).blocks
-    actions = ['alloc' if e[0] == 'a' else 'free_completed' for e in events]
-    addresses = np.array([blocks[e[1]][0] for e in events], np.int64)
-    sizes = np.array([e[2] if e[0] == 'a' else 0 for e in events], np.int64)
-    frames = [((ops.get(e[1], ''), '<operator>', 0),) for e in events]
-    return Snapshot(0, actions, addresses, sizes, frames, [])
+    blocks, history = replay(events).blocks, []
+    for what, key, *nbytes in events:
+        action, frames = 'alloc' if what == 'a' else 'free_completed', ((ops.get(key, ''), '<operator>', 0),)
+        history.append((action, blocks[key][0], sum(nbytes), frames))
+    return Snapshot(0, history, [])
 
 # %% ../../nbs/12_timeline_page.ipynb #81e66a7c
 def as_timeline(

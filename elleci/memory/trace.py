@@ -281,7 +281,6 @@ class _OperatorInfo:
     def __init__(self, func, target:str):
         self.func = func
         self.name = str(func)
-        self.is_view = func.is_view
         watched = {aten._local_scalar_dense.default, aten._to_copy.default, aten.add.Tensor}
         watched |= SCATTERS | NONFINITE_TESTS | COUNTING | INDEXING | CONVOLUTIONS
         if target == 'cpu': watched |= ASKED_OPERATORS
@@ -422,7 +421,7 @@ class Recorder(TorchDispatchMode):
         # A frame that holds itself in a variable would be a cycle, and all it holds would live on.
         if op.special: out = self._run_special(op, args, kwargs, sys._getframe())
         else: out = self._run(op, args, kwargs)
-        if (op.gives_values or self.known.storages) and not op.is_view:
+        if (op.gives_values or self.known.storages) and not func.is_view:
             written = op.written_tensors(args, kwargs)
             follow(self.known, func, args, kwargs, out, written, user_line)
         return out
@@ -501,7 +500,7 @@ class Recorder(TorchDispatchMode):
 
     def _remembered(self, op, args, kwargs):
         "The operator's outputs, made without it where it has met such arguments before"
-        if op.is_view: return op.func(*args, **kwargs)
+        if op.func.is_view: return op.func(*args, **kwargs)
         key = (id(op.func), _describe(args), _describe(kwargs.values()) if kwargs else ())
         factory = OUTPUT_FACTORIES.get(key)
         if factory is not None: return factory(args)
@@ -633,8 +632,7 @@ def gc_disabled():
 # %% ../../nbs/11_trace.ipynb #7becdfb5
 def _preexisting_first(allocations:list, events:list)->list: # of the same events
     "Moves what turned out to have been there before to the beginning"
-    there = [e for e in events if e >= 0 and allocations[e].phase == 'build']
-    events = there + [e for e in events if e < 0 or allocations[e].phase != 'build']
+    events = sorted(events, key=lambda e: e < 0 or allocations[e].phase != 'build')
     for n, e in enumerate(events):
         if e >= 0: allocations[e].alloc_event = n
         else: allocations[~e].free_event = n
@@ -673,8 +671,7 @@ def _meta_errors_explained():
         frames = list(traceback.walk_tb(e.__traceback__))
         where = _innermost_line(((frame.f_code, line) for frame, line in frames[::-1]), ())
         where = where or 'a line of torch'
-        explained = (why for pattern, why in _META_ERRORS.items() if re.search(pattern, str(e)))
-        why = next(explained, None)
+        why = next((why for pattern, why in _META_ERRORS.items() if re.search(pattern, str(e))), None)
         if why is None: raise
         first = str(e).strip().splitlines()[:1]
         raise UserError(f'The step cannot be rehearsed: at {where} {why}. ({"".join(first)[:200]})') from e

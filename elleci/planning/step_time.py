@@ -500,25 +500,9 @@ def step_time(
     return terms | {'total': total + terms['spill'], 'binds': max(terms, key=terms.get)}
 
 # %% ../../nbs/63_step_time_measured.ipynb #a89a9d9a
-import re, time
+import re
 from ..memory.ledger import Card
-from ..memory.measure import bandwidth
-
-# %% ../../nbs/63_step_time_measured.ipynb #c085e77f
-def _best_seconds(f, device, repeats=3, wait=True):
-    "The fastest of a few runs, after one that does not count"
-    def synchronize():
-        if device.type == 'cuda': torch.cuda.synchronize(device)
-    f()
-    synchronize()
-    times = []
-    for _ in range(repeats):
-        start_time = time.perf_counter()
-        f()
-        if wait: synchronize()
-        times.append(time.perf_counter() - start_time)
-        synchronize()
-    return min(times)
+from ..memory.measure import bandwidth, best_seconds
 
 # %% ../../nbs/63_step_time_measured.ipynb #35f32fbf
 def _link_rates(device, nbytes, pinned):
@@ -526,8 +510,8 @@ def _link_rates(device, nbytes, pinned):
     try: on_host = torch.ones(nbytes, dtype=torch.uint8, pin_memory=pinned and device.type == 'cuda')
     except RuntimeError: return None
     on_device = torch.ones(nbytes, dtype=torch.uint8, device=device)
-    rate_in = nbytes/_best_seconds(lambda: on_device.copy_(on_host), device)
-    rate_out = nbytes/_best_seconds(lambda: on_host.copy_(on_device), device)
+    rate_in = nbytes/best_seconds(lambda: on_device.copy_(on_host), device)
+    rate_out = nbytes/best_seconds(lambda: on_host.copy_(on_device), device)
     return rate_in, rate_out
 
 # %% ../../nbs/63_step_time_measured.ipynb #19abd86d
@@ -535,7 +519,7 @@ def _matmul_rate(device, n, dtype):
     "The speed of one large product"
     a = torch.ones(n, n, device=device, dtype=dtype)
     def product(): return torch._int_mm(a, a.T) if dtype == torch.int8 else a @ a
-    return 2*n**3/_best_seconds(product, device)
+    return 2*n**3/best_seconds(product, device)
 
 # What a launch of our steps takes against one in the layers below: a record follows.
 STEP_LAUNCH = 1.3
@@ -548,7 +532,7 @@ def _launch_seconds(device:torch.device)->float: # seconds
         with torch.autocast(device.type, torch.bfloat16): y = model(x)
         y.sum().backward()
     with Traffic() as counter: step()
-    return STEP_LAUNCH*_best_seconds(step, device, wait=False, repeats=10)/counter.launches
+    return STEP_LAUNCH*best_seconds(step, device, wait=False, repeats=10)/counter.launches
 
 def _operator_seconds_on_cpu()->float: # seconds
     "What an operator that makes a tensor takes in a training, with all that happens between two of them"
@@ -556,7 +540,7 @@ def _operator_seconds_on_cpu()->float: # seconds
     x, tokens = torch.zeros(1, 16, 32, requires_grad=True), torch.zeros(1, 16, dtype=torch.long)
     def step(): block(x, tokens).sum().backward()
     with Traffic() as counter: step()
-    return _best_seconds(step, torch.device('cpu'))/counter.made
+    return best_seconds(step, torch.device('cpu'))/counter.made
 
 # %% ../../nbs/63_step_time_measured.ipynb #35d5c191
 def measured_machine(
