@@ -9,7 +9,7 @@ __all__ = ['show_memory']
 import json, sys
 from pathlib import Path
 import torch
-from ..core import UserError, memory_in_use, require
+from ..core import UserError, memory_in_use
 from ..commands import elleci_memory  # noqa: F401
 from ..config import resolve_config
 from ..memory.ledger import CARDS, box_note, card_bytes, card_key, card_overhead, parse_bytes
@@ -26,7 +26,6 @@ from .ranks import RanksAccount, account_ranks
 def _save(ax, path):
     "Write a drawing to `path`"
     ax.figure.savefig(path)
-    require('matplotlib.pyplot', 'draw figures').close(ax.figure)
     print(f'the timeline is in {path}', file=sys.stderr)
 
 # %% ../../nbs/66_memory_command.ipynb #495a2c8c
@@ -62,11 +61,6 @@ def _costs(a, vram, cards, **prices):
     fits = {key: a.fit(CARDS[key], card_overhead(key)) for key in keys}
     return [training_cost(a.config, key, fit, ram, **prices) for key, fit in fits.items()]
 
-# %% ../../nbs/66_memory_command.ipynb #48345cfa
-def _is_shared(train):
-    "Whether several processes share a step"
-    return train.dp > 1 or train.fsdp or train.cp > 1 or train.tp > 1
-
 # %% ../../nbs/66_memory_command.ipynb #6febcf1e
 # What a model that isn't ours shares with ours.
 _FOREIGN_TOO = 'checkpointing', 'batch_size', 'seq_len', 'optimizer', 'precision'
@@ -82,14 +76,19 @@ def _foreign_model(shape, hf_config):
     return lambda: PlainLlama(sizes), tokens, f'Llama {shape.strip().upper()}'
 
 
-def _predict_foreign(model, batch, seq, vram, context, precision, lora, checkpointing, optimizer, as_json):
+def _predict_foreign(shape, hf_config, vram, context, lora, as_json, settings):
     "Rehearse a model that isn't ours, and print it"
-    make, make_batch, name = model
+    which, checkpointing = '--shape' if shape else '--hf-config', settings.get('checkpointing', 'none')
+    if checkpointing not in ('none', 'block'):
+        raise UserError(f'checkpointing is {checkpointing!r}: with {which} give none or block.')
+    if vram is None: raise UserError(f'{which} needs a card to fit into: add --vram, as in --vram 12GiB.')
+    make, make_batch, name = _foreign_model(shape, hf_config)
+    rows, seq = settings.get('batch_size', 1), settings.get('seq_len')
     # Adapters are usually trained beside weights in bf16.
-    precision = precision or ('bf16-weights' if lora else 'bf16')
+    precision = settings.get('precision') or ('bf16-weights' if lora else 'bf16')
     try:
         p = predict(
-            make, lambda: make_batch(batch, seq), None, optimizer or 'adamw', precision, vram,
+            make, lambda: make_batch(rows, seq), None, settings.get('optimizer', 'adamw'), precision, vram,
             context, lora or 0, checkpointing == 'block', name, show=None if as_json else _print,
         )
     except UserError: raise
@@ -125,13 +124,7 @@ def show_memory(
         ours = dict(preset=preset, config=config, set=set, plan=plan, ram=ram, pinned=pinned, draw=draw)
         ours |= costs | {name: value for name, value in changes.items() if name not in _FOREIGN_TOO}
         _refuse(ours, f"is for Elleci's own models: leave it out, or leave out {which}.")
-        precision, checkpointing, optimizer = map(step.get, ('precision', 'checkpointing', 'optimizer'))
-        if checkpointing not in (None, 'none', 'block'):
-            raise UserError(f'checkpointing is {checkpointing!r}: with {which} give none or block.')
-        if vram is None: raise UserError(f'{which} needs a card to fit into: add --vram, as in --vram 12GiB.')
-        model, how = _foreign_model(shape, hf_config), (precision, lora, checkpointing, optimizer)
-        rows = step.get('batch_size', 1), step.get('seq_len')
-        p = _predict_foreign(model, *rows, vram, context, *how, json)
+        p = _predict_foreign(shape, hf_config, vram, context, lora, json, changes)
         _write_files(p, limit, html, snapshot, p.settings)
         return p
     if lora: raise UserError('--lora is for models that are not ours: add --shape or --hf-config.')
@@ -140,7 +133,8 @@ def show_memory(
         _refuse(for_one, 'does not go with --plan: leave one of them out.')
     else: _refuse(dict(ram=ram, pinned=pinned), 'is a budget of --plan: add --plan, or leave it out.')
     source, config = config, resolve_config(preset, config, set or (), 'elleci-1b5', **changes)
-    is_shared, overhead = _is_shared(config.train), card_overhead(vram)
+    train, overhead = config.train, card_overhead(vram)
+    is_shared = train.dp > 1 or train.fsdp or train.cp > 1 or train.tp > 1
     if plan:
         if is_shared: raise UserError('--plan plans for one card: leave out dp, fsdp, cp and tp.')
         given = given_choices(config, source, set or (), changes)
@@ -153,7 +147,7 @@ def show_memory(
         a = account_ranks(config, limit=limit)
         _print(a.as_dict(limit, overhead) if json else a.report(limit, overhead), json)
         return a
-    a = account(config.model, config.train, context=context, name=config.preset, limit=limit)
+    a = account(config.model, train, context=context, name=config.preset, limit=limit)
     found = _costs(a, vram, cards, kwh_price=kwh_price, hour_price=hour_price)
     if json:
         added = dict(costs=[cost_as_dict(cost) for cost in found]) if found else {}

@@ -397,7 +397,7 @@ def _memory_traffic(model, train):
     return {'forward': through(forward_ways, 'graph', rounds=True), 'backward': backward}
 
 # %% ../../nbs/63_step_time_link.ipynb #24689132
-from ..memory.ledger import card_bytes, residual_itemsize, state_sizes, weight_sizes
+from ..memory.ledger import residual_itemsize, state_sizes, weight_sizes
 
 # %% ../../nbs/63_step_time_link.ipynb #3295474d
 def _padded(nbytes):
@@ -449,14 +449,6 @@ def step_bytes(
         for phase, (into, out) in _link_bytes(model, train).items()
     }
 
-# %% ../../nbs/63_step_time_link.ipynb #3ce73c18
-def _spill_seconds(train, m, vram, peak):
-    "Bytes above the card, read and written in each direction of each micro-batch"
-    if vram is None or peak is None: return 0.
-    limit = vram if isinstance(vram, int) else card_bytes(vram)
-    directions = 2 if train.engine == 'layer-major' else 2*train.grad_accum_steps
-    return directions*2*max(0, peak - limit)/m.spill
-
 # %% ../../nbs/63_step_time_link.ipynb #f433b766
 TERMS = ('compute', 'memory', 'launch', 'link in', 'link out', 'spill')
 
@@ -464,8 +456,7 @@ def step_time(
     model:ModelConfig,
     train:TrainConfig,
     machine:Machine|str, # or a key of `MACHINES`
-    vram:int|str|None=None, # the card's memory: bytes, or a name or size for `card_bytes`
-    peak:int|None=None,     # bytes that the step holds at its peak; above `vram` they spill
+    spilled:int=0,       # bytes of its peak for which the card has no room
 )->dict: # each of `TERMS`, and 'total': seconds; 'binds': the largest term
     "Predicted seconds of an optimizer step, and what they go to"
     m = find_machine(machine)
@@ -496,7 +487,9 @@ def step_time(
         seconds['link in'] += into/m.link_in*(1/m.pageable - 1)
         seconds['link out'] += out/m.link_out*(1/m.pageable - 1)
         for term, s in seconds.items(): terms[term] += s
-    terms['spill'] = _spill_seconds(train, m, vram, peak)
+    # Read and written in each direction of each micro-batch.
+    directions = 2 if copies_overlap else 2*train.grad_accum_steps
+    terms['spill'] = directions*2*spilled/m.spill
     return terms | {'total': total + terms['spill'], 'binds': max(terms, key=terms.get)}
 
 # %% ../../nbs/63_step_time_measured.ipynb #a89a9d9a
@@ -582,8 +575,7 @@ def find_card(
     same = []
     for card in CARD_SPECS.values():
         name = [word for word in words(card.name) if word not in ('geforce', 'rtx', 'gtx')]
-        places = range(len(given) - len(name) + 1)
-        is_within = any(given[i:i + len(name)] == name for i in places)
+        is_within = f" {' '.join(name)} " in f" {' '.join(given)} "
         if is_within and OTHER_CHIPS & set(given) == OTHER_CHIPS & set(name): same.append(card)
     if total is None: return same[0] if same else None
     # A card reports up to a tenth less than what is on the box.
