@@ -12,27 +12,22 @@ from importlib import import_module
 __version__ = "0.1.0"
 
 # %% ../nbs/82_api.ipynb #e4a7133c
-_OFFERED = {
-    'preset': ('elleci.config', 'preset'),
-    'ModelConfig': ('elleci.config', 'ModelConfig'),
-    'TrainConfig': ('elleci.config', 'TrainConfig'),
-    'Elleci': ('elleci.model', 'Elleci'),
-    'account': ('elleci.planning.account', 'account'),
-    'predict': ('elleci.planning.predict', 'predict'),
-    'planner': ('elleci.dashboard.planner_view', 'planner'),
-    'make_model': ('elleci.engine.layer_major', 'make_model'),
-    'make_optimizer': ('elleci.optim.optimizers', 'make_optimizer'),
-    'make_engine': ('elleci.engine.layer_major', 'make_engine'),
-    'pretokenize': ('elleci.commands', 'elleci_pretokenize'),
-    'train': ('elleci.commands', 'elleci_train'),
-    'read_metrics': ('elleci.training.telemetry', 'read_metrics'),
-    'load_run': ('elleci.training.load', 'load_run'),
-    'generate': ('elleci.generation', 'generate'),
-    'stream': ('elleci.generation', 'stream'),
-    'evaluate': ('elleci.inference.evaluate', 'evaluate'),
-    'save_pretrained': ('elleci.inference.export', 'save_pretrained'),
-    'from_pretrained': ('elleci.inference.export', 'from_pretrained'),
+_MODULES = {
+    'config': ('preset', 'ModelConfig', 'TrainConfig'),
+    'model': ('Elleci',),
+    'planning.account': ('account',),
+    'planning.predict': ('predict',),
+    'dashboard.planner_view': ('planner',),
+    'engine.layer_major': ('make_model', 'make_engine'),
+    'optim.optimizers': ('make_optimizer',),
+    'commands': ('elleci_pretokenize', 'elleci_train'),
+    'training.telemetry': ('read_metrics',),
+    'training.load': ('load_run',),
+    'generation': ('generate', 'stream'),
+    'inference.evaluate': ('evaluate',),
+    'inference.export': ('save_pretrained', 'from_pretrained'),
 }
+_OFFERED = {n.removeprefix('elleci_'): (module, n) for module, names in _MODULES.items() for n in names}
 __all__ = list(_OFFERED)
 
 # %% ../nbs/82_api.ipynb #505986ac
@@ -42,7 +37,7 @@ def __getattr__(
     "Import what `name` stands for; called by Python"
     if name not in _OFFERED: raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
     module, attribute = _OFFERED[name]
-    return getattr(import_module(module), attribute)
+    return getattr(import_module(f'elleci.{module}'), attribute)
 
 
 def __dir__(): return sorted({*globals(), *_OFFERED})

@@ -45,7 +45,6 @@ from .training.telemetry import provenance
 class Switch:
     "One technique: what it changes, what it needs, what it is compared with, and where it is taught"
     name:str
-    kind:str             # the heading that its row stands under
     # 'section.setting': a value, or a function of the baseline's `Config` that gives it
     changes:dict = field(default_factory=dict)
     taught_in:str = ''   # a notebook, without its ending
@@ -100,9 +99,9 @@ def make_baseline(
 )->Config:
     "A configuration with every technique off, and so many steps"
     if config is None:
-        config = apply_switch(Switch('toy', '', TOY), resolve_config('chatgot-char'))
+        config = apply_switch(Switch('toy', TOY), resolve_config('chatgot-char'))
         config = replace(config, preset='toy')
-    return apply_switch(Switch('plain', '', PLAIN | {'train.steps': steps}), config)
+    return apply_switch(Switch('plain', PLAIN | {'train.steps': steps}), config)
 
 # %% ../nbs/80_bench.ipynb #768fafef
 def _accounted_peak(config, target): # bytes
@@ -112,6 +111,7 @@ def _accounted_peak(config, target): # bytes
 
 
 def _usual_engine(config, model, device, ranks=None):
+    "The engine of a run"
     ranks = ranks or share_model(config, model, num_ranks(), device)
     return make_engine(model, make_optimizer(model, config.train), config.train, 0, device, ranks=ranks)
 
@@ -139,6 +139,7 @@ def split_unevenly(micro_batches:list)->list:
 
 
 def _uneven_peak(config, target):
+    "What the account says of a step whose micro-batches are all as large as the first"
     rows = config.train.batch_size*config.train.grad_accum_steps
     group = min(_uneven_group(rows), rows)
     train = replace(config.train, batch_size=group, grad_accum_steps=-(-rows//group))
@@ -165,6 +166,7 @@ def _engine_on_two_devices(config, model, device):
 
 
 def _pipeline_peak(config, target, schedule):
+    "What a dry run of a stage finds, the one of this process"
     train, stage = config.train, dist.get_rank() if dist.is_initialized() else 0
     engine = make_pipeline(make_model(config.model, train, 'meta'), train, schedule, None, stage, 2)
     rows = torch.zeros(train.batch_size, train.seq_len, dtype=torch.long, device='meta')
@@ -270,11 +272,9 @@ def _limit_memory(device, vram):
 def signs_of_not_fitting(peak, reserved, limit, seconds, counter=None)->list: # of sentences
     "Why a training didn't fit; its tensors' peak, what a GPU's allocator held, the limit, each step's time"
     if limit is None or peak is None: return []
-    if reserved is None:
-        if peak <= limit: return []
-        return [f'{fmt_bytes(peak)} do not fit into {fmt_bytes(limit)}: {fmt_bytes(peak - limit)} too much.']
-    signs = spill_signs([reserved]*len(seconds), limit, seconds)
-    return signs + (counter.signs() if counter else [])
+    too_much = f'{fmt_bytes(peak)} do not fit into {fmt_bytes(limit)}: {fmt_bytes(peak - limit)} too much.'
+    if reserved is None: return [too_much] if peak > limit else []
+    return spill_signs([reserved]*len(seconds), limit, seconds) + (counter.signs() if counter else [])
 
 # %% ../nbs/80_bench.ipynb #86258e21
 def measure(
@@ -316,7 +316,10 @@ def _measure_process(config, hook, folder, device, vram):
     limit = _limit_memory(device, vram)
     with hook.active():
         predicted = hook.peak(config, device.type)
-        _refuse_unless_it_can_run(predicted*num_ranks(), device)
+        # A GPU refuses by itself what it has no room for; a machine without one would run out of RAM.
+        needed, free = predicted*num_ranks(), available_memory(device)
+        if device.type == 'cpu' and needed > free:
+            raise UserError(f'{fmt_bytes(needed)} are needed, and {fmt_bytes(free)} of RAM are free.')
         counter = SharedMemoryCounter() if device.type == 'cuda' else None
         began = time.perf_counter()
         if hook.configure: config = hook.configure(config, mixture, device)
@@ -351,18 +354,10 @@ def _refuse_fallback(engine):
     compiled = getattr(engine, 'compiled_blocks', None)
     if compiled and compiled.failure: raise UserError(f'it could not be compiled: {compiled.failure}')
 
-
-def _refuse_unless_it_can_run(predicted, device):
-    "`UserError` where a machine without a GPU would run out of RAM; a GPU refuses by itself"
-    free = available_memory(device)
-    if device.type == 'cpu' and free is not None and predicted > free:
-        raise UserError(f'{fmt_bytes(predicted)} are needed, and {fmt_bytes(free)} of RAM are free.')
-
 # %% ../nbs/80_bench.ipynb #d10f848b
-def _measure_request(request):
+def _measure_request(path, config, device, **arguments):
     "Measure, and say in a sentence why that was impossible"
-    config, device = config_from_json(request['config']), pick_device(request['device'])
-    try: return measure(config, **request['arguments'], device=device)
+    try: return measure(config_from_json(config), device=pick_device(device), **arguments)
     except UserError as e: return dict(refused=str(e))
     except Exception as e:
         what = 'out_of_memory' if is_out_of_memory(e) else 'failed'
@@ -379,7 +374,7 @@ def measuring_process():
     "What runs in the process of one measurement: reads a request, writes a file"
     request = json.load(sys.stdin)
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    atomic_write(request['path'], json.dumps(_measure_request(request)) + '\n')
+    atomic_write(request['path'], json.dumps(_measure_request(**request)) + '\n')
     # Threads of a library must not keep us from ending.
     sys.stdout.flush()
     os._exit(0)
@@ -391,7 +386,7 @@ _CODE = 'from elleci.bench import measuring_process; measuring_process()'
 
 
 def run_in_process(
-    request:dict, # config: JSON, device, arguments: those of `measure`, path: the file to write
+    request:dict, # arguments of `measure` as JSON can hold them, and path, the file to write
     env:dict,     # environment variables beside those of this process
 ):
     "Make one measurement in a process of its own; what goes wrong there is written down, too"
@@ -444,7 +439,7 @@ def open_folder(bench:Bench, folder:str|Path)->Path:
     return folder
 
 # %% ../nbs/80_bench.ipynb #e81209a3
-BASELINE = Switch('baseline', 'baseline')
+BASELINE = Switch('baseline')
 
 
 def schedule(switches:list, repeats:int):
@@ -470,15 +465,16 @@ def _request(bench, folder, switch, repeat, references):
     reference = weights/f'{switch.against or BASELINE.name}.pt'
     is_compared = switch.name != BASELINE.name and reference.exists()
     is_reference = switch.name in references and repeat == 0
-    arguments = dict(
+    return dict(
+        path=str(_path(folder, switch.name, repeat)),
+        config=config_to_json(apply_switch(switch, bench.config)),
         hook=switch.hook,
         folder=str(folder),
+        device=str(bench.device),
         vram=bench.vram,
         reference=str(reference) if is_compared else None,
         save_weights=str(weights/f'{switch.name}.pt') if is_reference else None,
     )
-    config, path = apply_switch(switch, bench.config), _path(folder, switch.name, repeat)
-    return dict(config=config_to_json(config), device=str(bench.device), arguments=arguments, path=str(path))
 
 
 def describe_measurement(found:dict)->str:

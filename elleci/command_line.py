@@ -7,13 +7,13 @@ __all__ = ['SHORT', 'flags', 'command', 'read_arguments', 'OutputStream', 'safe_
            'run_command']
 
 # %% ../nbs/05_command_line.ipynb #72106d3c
-import argparse, contextlib, dataclasses, functools, inspect, io, os, re, sys, warnings
+import argparse, contextlib, functools, inspect, io, os, re, sys, warnings
 from importlib import import_module
 from typing import Literal, get_origin
 from .basics import UserError, disk_remedy, escape_controls, read_number, require, type_and_range
 from .basics import validate_ranges
 from .config import CHOICES, PRESETS, field_comments, setting_types
-from .toml import comments_by_name, nearest
+from .toml import nearest
 
 # %% ../nbs/05_command_line.ipynb #e94ba539
 def flags(f)->dict: # name: `inspect.Parameter`
@@ -66,9 +66,8 @@ class _Parser(argparse.ArgumentParser):
 def _parser(f):
     "The parser of a function's flags, in the groups of its signature"
     lines = inspect.getsource(f).partition('\n)')[0].splitlines()
-    texts = comments_by_name('\n'.join(line for line in lines if '#:' not in line))
     known, settings = flags(f), getattr(f, 'settings', None)
-    if settings: texts = field_comments(settings) | texts
+    texts = (field_comments(settings) if settings else {}) | field_comments(f)
     def formatter(prog): return argparse.RawDescriptionHelpFormatter(prog, max_help_position=30)
     usage = f'{f.__name__} [flags]'
     parser = _Parser(prog=f.__name__, description=f.__doc__, usage=usage, formatter_class=formatter)
@@ -81,7 +80,7 @@ def _parser(f):
         # A parameter of its own line, or several that are settings.
         for name in [] if heading else re.findall(r'^ +(\w+):|(\w+)=(?:None\b|False\b|\.\.\.)', line):
             name = ''.join(name)
-            if name in known: _add_flag(group, known[name], texts[name if name in texts else SHORT[name]])
+            if name in known: _add_flag(group, known[name], texts.get(SHORT.get(name, name), ''))
     shells = parser.add_argument('--print-completion', action=_PrintCompletion, metavar='shell')
     shells.choices, shells.help = ('bash', 'zsh'), 'print what makes bash or zsh complete these flags'
     return parser
@@ -91,10 +90,10 @@ def _parser(f):
 SHORT = dict(batch='batch_size', seq='seq_len')
 
 
-def _as_setting(p, fields):
+def _as_setting(p, settings):
     "A parameter without annotation, with the type of the setting that it stands for; `...` is its default"
     if p.annotation is not p.empty: return p
-    field = fields[SHORT.get(p.name, p.name)]
+    field = settings.__dataclass_fields__[SHORT.get(p.name, p.name)]
     kind = str if get_origin(field.type) is Literal else field.type
     default = field.default if p.default is ... else p.default
     return p.replace(annotation=kind if kind is bool else kind|None, default=default)
@@ -107,10 +106,9 @@ def command(
 ):
     "A decorator that makes a command of a signature: numbers are checked, and what it calls is imported then"
     def decorate(f):
-        fields = {field.name: field for field in dataclasses.fields(settings)} if settings else {}
         signature = inspect.signature(f)
         own = {p.name for p in signature.parameters.values() if p.annotation is p.empty}
-        parameters = [_as_setting(p, fields) for p in signature.parameters.values()]
+        parameters = [_as_setting(p, settings) for p in signature.parameters.values()]
         f.__signature__, f.settings = signature.replace(parameters=parameters), settings
         @functools.wraps(f)
         def call(*args, **kwargs):
@@ -162,12 +160,8 @@ class OutputStream:
     def __getattr__(self, name): return getattr(self.stream, name)
 
     def write(self, text):
-        self.control(escape_controls(text, '\n\t') if self.escapes else text)
+        with self.failures: self.stream.write(escape_controls(text, '\n\t') if self.escapes else text)
         return len(text)
-
-    def control(self, text):
-        "Write what a command of ours wants the terminal to obey"
-        with self.failures: self.stream.write(text)
 
     def flush(self):
         with self.failures: self.stream.flush()
@@ -186,15 +180,6 @@ def safe_output(droppable:bool=False):
             try: stream.flush()
             # What Python would write at its end goes nowhere.
             except OSError: os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-# %% ../nbs/05_command_line.ipynb #c3c77b37
-def _error_message(e):
-    "What to tell a user of an error that a command may end in; None for a mistake of ours"
-    if isinstance(e, UserError): return str(e)
-    # PyTorch's own error, for a card, is no `MemoryError`.
-    if isinstance(e, MemoryError) or 'out of memory' in str(e).lower():
-        return 'memory ran out: close other programs, or ask for less at a time.'
-    return f'{e}: {disk_remedy(e)}.' if isinstance(e, OSError) else None
 
 # %% ../nbs/05_command_line.ipynb #8c79cb55
 @contextlib.contextmanager
@@ -224,12 +209,15 @@ def _run_and_report(f, argv): # as for `run_command`
         return 0 if e.args else 130
     # The code that a shell reports of a tool which was ended by SIGPIPE.
     except BrokenPipeError: return 128 + 13
+    except UserError as e: message = str(e)
+    except OSError as e: message = f'{e}: {disk_remedy(e)}.'
     except Exception as e:
-        message = _error_message(e)
-        if message is None: raise
-        report(message)
-        return 2
-    return 0
+        # PyTorch's own error, for a card, is no `MemoryError`.
+        if not isinstance(e, MemoryError) and 'out of memory' not in str(e).lower(): raise
+        message = 'memory ran out: close other programs, or ask for less at a time.'
+    else: return 0
+    report(message)
+    return 2
 
 
 _PROCESS = dict(owned=False)

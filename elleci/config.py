@@ -325,14 +325,14 @@ class Sampling:
     def __post_init__(self): check_settings(self, lambda c: ())
 
 # %% ../nbs/02_config_files.ipynb #d279e223
-import functools, inspect, tomllib
+import functools, tomllib
 from functools import partial
 from pathlib import Path
-from .basics import MiB, type_and_range
+from .basics import MiB, require, type_and_range
 from .files import decode_sealed, read_limited, sealed_json
-from .toml import comments_by_name, errors_of, installed_files, nearest, parse_seq_len_schedule
+from .toml import errors_of, installed_files, nearest, parse_seq_len_schedule
 from .toml import read_mix, read_recipe, read_sources, read_toml
-from .toml import refuse_unless, resolve_path, to_toml, toml_line
+from .toml import resolve_path, to_toml, toml_line
 
 # %% ../nbs/02_config_files.ipynb #478fcdc2
 @dataclass(frozen=True)
@@ -345,10 +345,8 @@ class Config:
     def __post_init__(self):
         check_settings(self, lambda c: ())
         rows, room = self.train.seq_len, self.model.max_positions
-        refuse_unless(
-            self.model.positions != 'learned' or rows <= room,
-            f'seq_len is {rows} and max_positions {room}: learned positions end there.',
-        )
+        if self.model.positions == 'learned' and rows > room:
+            raise UserError(f'seq_len is {rows} and max_positions {room}: learned positions end there.')
 
 # %% ../nbs/02_config_files.ipynb #5986f2b4
 def config_to_json(config:Config)->str: # JSON text
@@ -396,10 +394,8 @@ def _read_data_table(table, folder):
     is_path = isinstance(settings.get('tokenizer'), str) and settings['tokenizer'] not in TOKENIZER_KINDS
     if is_path: settings['tokenizer'] = resolve_path(settings['tokenizer'], folder)
     if 'recipe' in table:
-        refuse_unless(
-            not {'sources', 'mix'} & set(table),
-            'data.recipe stands beside sources or mix, which a recipe has itself: keep one of them.',
-        )
+        message = 'data.recipe stands beside sources or mix, which a recipe has itself: keep one of them.'
+        if {'sources', 'mix'} & set(table): raise UserError(message)
         settings = read_recipe(table['recipe'], folder) | settings
     if 'sources' in table: settings |= dict(data=read_sources(table['sources'], folder), mix=())
     if 'mix' in table: settings['mix'] = read_mix(table['mix'])
@@ -415,7 +411,8 @@ def _with_table(config, table, folder, **changes):
     for section, settings in sections.items():
         names = [f'{section}.{key}' for key in settings] if isinstance(settings, dict) else [section]
         for given in names:
-            refuse_unless(given in known, f'There is no setting {shown(given)}.{nearest(given, known)}')
+            if given not in known:
+                raise UserError(f'There is no setting {shown(given)}.{nearest(given, known)}')
     train = sections.get('train', {}) | _read_data_table(sections.get('data', {}), folder) | changes
     if 'seq_len_schedule' in train:
         train['seq_len_schedule'] = parse_seq_len_schedule(train['seq_len_schedule'])
@@ -467,12 +464,12 @@ def set_options(
 
 # %% ../nbs/02_config_files.ipynb #4e720150
 @functools.cache
-def field_comments(cls): # {field: its comment}
-    "What stands beside the fields of a dataclass that has a `__post_init__` below them"
-    # Of a class that was defined in a notebook, only the methods know where they were written.
-    lines, end = inspect.findsource(cls.__post_init__)
-    begin = max(i for i in range(end) if lines[i].startswith(f'class {cls.__name__}'))
-    return comments_by_name(''.join(lines[begin:end]))
+def field_comments(f): # {name: its comment}
+    "What stands beside or above the fields of a dataclass or the parameters of a function"
+    found = require('fastcore.docments', 'read the comments of settings').docments(f)
+    # A heading of flags is no comment of one of them.
+    found = {name: re.sub('^:.*\n?', '', text or '').split() for name, text in found.items()}
+    return {name: ' '.join(words) for name, words in found.items() if words}
 
 # %% ../nbs/02_config_files.ipynb #fc3fd03b
 _TOML = """\
@@ -526,10 +523,9 @@ def preset(
     **train,     # settings of `TrainConfig` to replace, e.g. steps=50
 )->Config:
     "A named configuration; raises `UserError` for an unknown name"
-    refuse_unless(
-        name in PRESETS,
-        f"There is no preset {name!r}: choose one of {', '.join(PRESETS)}.{nearest(name, PRESETS)}",
-    )
+    if name not in PRESETS:
+        meant = nearest(name, PRESETS)
+        raise UserError(f"There is no preset {name!r}: choose one of {', '.join(PRESETS)}.{meant}")
     config = PRESETS[name]()
     return dataclasses.replace(config, train=dataclasses.replace(config.train, **train))
 
@@ -542,10 +538,8 @@ def resolve_config(
     **train,                  # settings of `TrainConfig` that other flags have changed, e.g. steps=50
 )->Config:
     "The configuration that --preset, --config, --set and the flags of a training stand for"
-    refuse_unless(
-        name is None or config is None,
-        f'Both a preset ({name}) and a configuration were given: leave one of them out.',
-    )
+    if name is not None and config is not None:
+        raise UserError(f'Both a preset ({name}) and a configuration were given: leave one of them out.')
     if isinstance(config, (str, Path)): config = read_config_file(config)
     check_value('config', Config|None, config)
     by_set = {option.partition('=')[0].strip().rpartition('.')[2] for option in options}

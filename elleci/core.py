@@ -128,12 +128,10 @@ def full_precision(x:Tensor): # a context manager
 def memory_in_use(device:torch.device)->int:
     "Bytes that this process occupies on `device` now"
     if device.type == 'cuda': return torch.cuda.memory_reserved(device)
-    psutil = optional('psutil')
-    return psutil.Process().memory_info().rss if psutil else 0
+    return require('psutil', 'measure memory').Process().memory_info().rss
 
 
-def available_memory(device:torch.device)->int|None: # bytes; None where the system does not say
+def available_memory(device:torch.device)->int: # bytes
     "Bytes that a new process could still take on `device`"
     if device.type == 'cuda': return torch.cuda.mem_get_info(device)[0]
-    psutil = optional('psutil')
-    return psutil.virtual_memory().available if psutil else None
+    return require('psutil', 'measure memory').virtual_memory().available

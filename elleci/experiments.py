@@ -48,9 +48,9 @@ def why_not(bench:Bench, switch:Switch)->str:
     return 'the baseline is so already' if is_same and switch.name != BASELINE.name else ''
 
 # %% ../nbs/80_experiments.ipynb #5b2b3ac0
-def _rows(kind, taught_in, changes, *needs, hook='', against=''):
+def _rows(taught_in, changes, *needs, hook='', against=''):
     "A switch for each name in `changes`; the others have all of these in common"
-    return [Switch(name, kind, own, taught_in, hook, needs, against) for name, own in changes.items()]
+    return [Switch(name, own, taught_in, hook, needs, against) for name, own in changes.items()]
 
 
 def _each(name, setting, *values):
@@ -74,41 +74,36 @@ _IN_FOUR = {
 _LION = {'train.optimizer': 'lion', 'train.lr': lambda config: config.train.lr/3}
 _LION8, _BNB = (_LION | {'train.optimizer': name} for name in ('lion8', 'lion8-bnb'))
 _ATTENTION = 'attention-{}', 'train.attention_backend'
-_GRAPHS = {'train.compile': 'reduce-overhead'}
-
+_COMPILE = 'train.compile'
 TECHNIQUES = [
-    *_rows('compile', '59_compile', _each(
-        'compile-{}', 'train.compile', 'default', 'reduce-overhead', 'max-autotune',
-    )),
-    *_rows('attention', '34_dense_attention', _each(*_ATTENTION, 'flash', 'math'), 'attention'),
-    *_rows('attention', '34_dense_attention', _each(*_ATTENTION, 'efficient', 'cudnn'), 'attention', 'cuda'),
-    *_rows('accumulation', '60_grad_accum', {'accumulation': _IN_FOUR}),
-    *_rows('accumulation', '60_grad_accum', {'accumulation-partial': {}}, hook='uneven micro-batches'),
-    *_rows('CUDA graphs', '59_compile', {'cuda-graphs': _GRAPHS}, 'cuda'),
-    *_rows('checkpointing', '50_model_checkpointing', _each(
+    *_rows('59_compile', _each('compile-{}', _COMPILE, 'default', 'reduce-overhead', 'max-autotune')),
+    *_rows('34_dense_attention', _each(*_ATTENTION, 'flash', 'math'), 'attention'),
+    *_rows('34_dense_attention', _each(*_ATTENTION, 'efficient', 'cudnn'), 'attention', 'cuda'),
+    *_rows('60_grad_accum', {'accumulation': _IN_FOUR}),
+    *_rows('60_grad_accum', {'accumulation-partial': {}}, hook='uneven micro-batches'),
+    *_rows('59_compile', {'cuda-graphs': {_COMPILE: 'reduce-overhead'}}, 'cuda'),
+    *_rows('50_model_checkpointing', _each(
         'checkpointing-{}', 'train.checkpointing', 'selective', 'block', 'offload',
     )),
-    *_rows('optimizers', '60_optimizers', {'lion': _LION}),
-    *_rows('8-bit optimizers', '58_lion8', {'lion8': _LION8}, against='lion'),
-    *_rows('8-bit optimizers', '60_8bit_optimizers', {'lion8-bnb': _BNB}, 'bitsandbytes', against='lion'),
-    *_rows('8-bit optimizers', '60_8bit_optimizers', _each(
+    *_rows('60_optimizers', {'lion': _LION}),
+    *_rows('58_lion8', {'lion8': _LION8}, against='lion'),
+    *_rows('60_8bit_optimizers', {'lion8-bnb': _BNB}, 'bitsandbytes', against='lion'),
+    *_rows('60_8bit_optimizers', _each(
         '{}', 'train.optimizer', 'adamw8-bnb', 'paged-adamw8-bnb',
     ), 'bitsandbytes'),
-    *_rows('activation functions', '42_ffn_kinds', {kind: _ffn(kind, 2) for kind in ('gelu', 'relu2')}),
-    *_rows('activation functions', '42_ffn_kinds', {kind: _ffn(kind, 3) for kind in ('swiglu', 'geglu')}),
-    *_rows('precision', '60_grad_accum', _each('{}', 'train.precision', 'fp16', 'bf16')),
-    *_rows('precision', '58_lion8', {
-        'bf16-weights': _LION8 | {'train.precision': 'bf16-weights'},
-    }, against='lion8'),
-    *_rows('learning rate', '62_schedules_reacting', {'lr-auto': {}}, hook='range test'),
-    *_rows('fused kernels', '45_linear_cross_entropy', {'no-fused-loss': {}}, hook='plain loss'),
-    *_rows('fused kernels', '15_pointwise', {'no-fused-kernels': {}}, 'cuda', hook='plain kernels'),
-    *_rows('parallel', '52_tensor_parallel', {'tensor-parallel': {'train.tp': 2}}, 'processes'),
+    *_rows('42_ffn_kinds', {kind: _ffn(kind, 2) for kind in ('gelu', 'relu2')}),
+    *_rows('42_ffn_kinds', {kind: _ffn(kind, 3) for kind in ('swiglu', 'geglu')}),
+    *_rows('60_grad_accum', _each('{}', 'train.precision', 'fp16', 'bf16')),
+    *_rows('58_lion8', {'bf16-weights': _LION8 | {'train.precision': 'bf16-weights'}}, against='lion8'),
+    *_rows('62_schedules_reacting', {'lr-auto': {}}, hook='range test'),
+    *_rows('45_linear_cross_entropy', {'no-fused-loss': {}}, hook='plain loss'),
+    *_rows('15_pointwise', {'no-fused-kernels': {}}, 'cuda', hook='plain kernels'),
+    *_rows('52_tensor_parallel', {'tensor-parallel': {'train.tp': 2}}, 'processes'),
     *(
-        Switch(name, 'parallel', _IN_FOUR, '63_pipeline', hook, ('processes',), 'accumulation')
+        Switch(name, _IN_FOUR, '63_pipeline', hook, ('processes',), 'accumulation')
         for name, hook in (('pipeline-parallel', 'pipeline'), ('pipeline-gpipe', 'pipeline gpipe'))
     ),
-    *_rows('parallel', '63_pipeline', {'model-parallel': {}}, 'two devices', hook='halves on two devices'),
+    *_rows('63_pipeline', {'model-parallel': {}}, 'two devices', hook='halves on two devices'),
 ]
 
 # %% ../nbs/80_experiments.ipynb #51ec632c
@@ -118,41 +113,33 @@ _HYBRID = {'model.pattern': 'MMMT'}
 _TERNARY = {'model.ternary': True, 'model.bias': False}      # ternary layers have none
 
 OTHERS = [
-    *_rows('offload', '61_layer_major', {'layer-major': _LAYER_MAJOR}),
-    *_rows('offload', '61_layer_major', {
+    *_rows('61_layer_major', {'layer-major': _LAYER_MAJOR}),
+    *_rows('61_layer_major', {
         'states-on-host': _LAYER_MAJOR | {'train.states_on': 'host'},
         'states-on-disk': _LAYER_MAJOR | {'train.states_on': 'disk'},
         'weights-on-host': _LAYER_MAJOR | {'train.weights_on': 'host'},
     }, against='layer-major'),
     *(
-        Switch(
-            name.replace('_', '-'), 'machine settings', {}, '79_machine_settings', name,
-            ('cuda',) if setting.needs_gpu else (), env=setting.env,
-        )
+        Switch(name.replace('_', '-'), {}, '79_machine_settings', name,
+               ('cuda',) if setting.needs_gpu else (), env=setting.env)
         for name, setting in MACHINE_SETTINGS.items()
     ),
-    *_rows('ideas', '66_curriculum', {
-        'growing-rows': {'train.seq_len_schedule': ((0., 4), (.3, 2), (.6, 1))},
-    }),
-    *_rows('ideas', '29_sparse_attention', {
-        'sparse-attention': {'model.attention_density': .5},
-    }, 'attention'),
-    *_rows('ideas', '66_curriculum', {'easy-first': {'train.easy_first': True}}),
-    *_rows('ideas', '42_ffn', {'ternary': _TERNARY}),
-    *_rows('ideas', '41_bitnet_triton', {
+    *_rows('66_curriculum', {'growing-rows': {'train.seq_len_schedule': ((0., 4), (.3, 2), (.6, 1))}}),
+    *_rows('29_sparse_attention', {'sparse-attention': {'model.attention_density': .5}}, 'attention'),
+    *_rows('66_curriculum', {'easy-first': {'train.easy_first': True}}),
+    *_rows('42_ffn', {'ternary': _TERNARY}),
+    *_rows('41_bitnet_triton', {
         'int8-backward': _TERNARY | {'train.int8_backward': True},
     }, against='ternary'),
-    *_rows('ideas', '59_offload', {'swapped-buffers': _LAYER_MAJOR | _SWAPPED}, against='layer-major'),
-    *_rows('optimizers', '60_galore_and_muon', {
+    *_rows('59_offload', {'swapped-buffers': _LAYER_MAJOR | _SWAPPED}, against='layer-major'),
+    *_rows('60_galore_and_muon', {
         'galore': {'train.optimizer': 'galore', 'train.galore_rank': lambda config: config.model.d_model//4},
         'muon': {'train.optimizer': 'muon'},
     }),
-    *_rows('router', '43_router', _each('router-{}', 'model.router', 'skip', 'think')),
-    *_rows('scan', '22_mamba2', {'hybrid': _HYBRID}),
-    *_rows('scan', '20_ssd', {
-        'scan-torch': _HYBRID | {'train.scan_backend': 'torch'},
-    }, 'scan', against='hybrid'),
-    *_rows('scan', '21_ssd_mamba_ssm', {
+    *_rows('43_router', _each('router-{}', 'model.router', 'skip', 'think')),
+    *_rows('22_mamba2', {'hybrid': _HYBRID}),
+    *_rows('20_ssd', {'scan-torch': _HYBRID | {'train.scan_backend': 'torch'}}, 'scan', against='hybrid'),
+    *_rows('21_ssd_mamba_ssm', {
         'scan-mamba-ssm': _HYBRID | {'train.scan_backend': 'mamba-ssm'},
     }, 'scan', 'mamba_ssm', 'cuda', against='hybrid'),
 ]
@@ -172,8 +159,7 @@ def _together(name, parts):
     "Several switches as one; no two of them set the same thing"
     changes = {setting: value for part in parts for setting, value in _ALONE[part].changes.items()}
     needs = {need for part in parts for need in _ALONE[part].needs}
-    kind = 'all on' if name.startswith('all-on') else 'combinations'
-    return Switch(name, kind, changes, needs=sorted(needs))
+    return Switch(name, changes, needs=sorted(needs))
 
 
 SWITCHES = [*_ALONE.values(), *(_together(*item) for item in _COMBINATIONS.items())]
@@ -238,14 +224,11 @@ def exactness(row:dict, reference:dict)->str:
     return f"weights ≤ {row['weight_difference']:.0e}"
 
 # %% ../nbs/80_experiments.ipynb #b534eb35
-_KEPT = 'startup_seconds', 'predicted_peak', 'peak', 'reserved', 'val_loss', 'lr', 'processes', 'peaks'
-
-
 def _figures(measurements, reference):
     "What several measurements of a row come to"
     # The first repeat compiles; the others may find what it has compiled.
     first = measurements[0]
-    figures = {name: first[name] for name in _KEPT} | {rate: spread(measurements, rate) for rate in RATES}
+    figures = first | {rate: spread(measurements, rate) for rate in RATES}
     figures |= {f'{rate}_ratio': speed_up(measurements, reference, rate) for rate in RATES}
     is_compared = bool(reference) and 'losses' in reference[0]
     return figures | dict(

@@ -64,10 +64,9 @@ def read_json(
     path:str|Path,
     kind,        # as for `decode_json`
     remedy:str,  # what to do if it is damaged, completes the sentence "… is damaged (why): …"
-    limit:int=64*MiB, # bytes
 ): # an instance of `kind`
     "A JSON file as what `kind` says it is; `UserError` for one that isn't, `OSError` from the system"
-    try: return decode_json(read_limited(path, limit), kind)
+    try: return decode_json(read_limited(path), kind)
     except UserError: raise
     except ValueError as e: raise UserError(f'{path} is damaged ({str(e)[:200]}): {remedy}.') from None
 

@@ -35,11 +35,9 @@ def show_png(
     "Show the figure of an axis in few colours, and close it"
     plt = require('matplotlib.pyplot', 'draw figures')
     display = require('IPython.display', 'show figures')
-    drawn = io.BytesIO()
-    small = io.BytesIO()
+    drawn, small = io.BytesIO(), io.BytesIO()
     ax.figure.savefig(drawn, dpi=80)
     plt.close(ax.figure)
-    require('PIL.Image', 'draw figures').open(drawn).convert('RGB').quantize(colours).save(
-        small, 'png', optimize=True
-    )
+    image = require('PIL.Image', 'draw figures').open(drawn).convert('RGB')
+    image.quantize(colours).save(small, 'png', optimize=True)
     display.display(display.Image(small.getvalue()))

@@ -274,7 +274,7 @@ def watch(run, once, every):
             line = status_line(reader, running)
             if overwrites:
                 # Our own stream would write these out.
-                getattr(sys.stdout, 'control', sys.stdout.write)('\r\x1b[K')
+                getattr(sys.stdout, 'stream', sys.stdout).write('\r\x1b[K')
                 print(line[:shutil.get_terminal_size().columns - 1], end='', flush=True)
             else: print(line, flush=True)
         if once or not running: break

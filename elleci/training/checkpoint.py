@@ -386,7 +386,7 @@ class CheckpointSaver:
         metadata = json.loads(json.dumps(metadata))
         free = available_memory(torch.device('cpu'))
         size = sum(t.nbytes for tensors in tensors_by_file.values() for t in tensors.values())
-        has_room = free is not None and free >= 2*size
+        has_room = free >= 2*size
         if has_room:
             for name, tensors in tensors_by_file.items():
                 tensors_by_file[name] = {k: t.to('cpu', copy=True) for k, t in tensors.items()}
