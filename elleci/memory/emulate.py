@@ -275,12 +275,14 @@ def _emulate_tensor(real):
     return tensor
 
 
-def _operator_stand_ins(target:str)->list:
+def _operator_stand_ins(target:str, cache:dict)->list:
     "What is looked up by name whenever it is needed"
     found = [
         (sys.modules['elleci.core'], 'META_DEVICE_TYPE', lambda real: target),
         (Tensor, '__format__', _emulate_format),
         (torch, 'tensor', _emulate_tensor),
+        (torch, 'clear_autocast_cache', _emulate_clear_cache(cache)),
+        (torch.autocast, '__init__', _emulate_autocast_init),
     ]
     # The generator's state, which activation checkpoints keep, is made out of the dispatcher's sight.
     if target == 'cpu':
@@ -302,17 +304,14 @@ def _autocast_kernels(target:str, cache:dict)->dict: # operator's name: what aut
     return dict.fromkeys(known, torch.library.fallthrough_kernel) | low | fp32 | fp32_output
 
 
-def _autocast_stand_ins(cache:dict)->list:
-    "Autocast's switch, and the end of its copies"
-    def clear_cache(real):
+def _emulate_clear_cache(cache:dict): # a function of the real one
+    "`torch.clear_autocast_cache`, which also ends our copies"
+    def stand_in(real):
         def clear():
             cache.clear()
             real()
         return clear
-    return [
-        (torch, 'clear_autocast_cache', clear_cache),
-        (torch.autocast, '__init__', _emulate_autocast_init),
-    ]
+    return stand_in
 
 
 
@@ -338,28 +337,16 @@ def _optimizer_stand_ins(target:str)->list:
 @contextlib.contextmanager
 def _registered(kernels:dict, key:str):
     "For as long as it lasts, the dispatcher calls these functions"
-    library = torch.library.Library('aten', 'IMPL')
-    try:
+    with torch.library._scoped_library('aten', 'IMPL') as library:
         with warnings.catch_warnings():
             # autocast's own rules are replaced, and torch would warn of it
             warnings.simplefilter('ignore')
             for name, kernel in kernels.items(): library.impl(name, kernel, key, allow_override=True)
         yield
-    finally: library._destroy()
 
 
 
 # %% ../../nbs/09_emulate.ipynb #b7d20c41
-@contextlib.contextmanager
-def _autocast_for_meta():
-    "A tensor meets the autocast of its own device; for as long as this lasts, meta tensors meet the CPU's"
-    key = torch._C.DispatchKey.AutocastCPU
-    before = torch._C._dispatch_tls_is_dispatch_key_included(key)
-    torch._C._dispatch_tls_set_dispatch_key_included(key, True)
-    try: yield
-    finally: torch._C._dispatch_tls_set_dispatch_key_included(key, before)
-
-
 def _names_cuda(x)->bool:
     "Whether it's a CUDA device, or the name of one"
     if isinstance(x, torch.device): return x.type == 'cuda'
@@ -402,15 +389,16 @@ class _OneStream:
 
 def _cuda_stand_ins()->list: # of (owner, name, function of the real one that gives its stand-in)
     "Calls of `torch.cuda` that a step can make without a GPU; `GradScaler` takes the GPU for granted"
+    answers = [(torch.cuda, name, answer) for name, answer in _CUDA_ANSWERS.items()]
+    answers += [(torch.cuda.nvtx, name, 0) for name in ('range_push', 'range_pop', 'mark')]
+    answers.append((Tensor, 'record_stream', None))
+    answers.append((torch.cuda.amp.common, 'amp_definitely_not_available', False))
+    streams = dict.fromkeys(('Stream', 'Event', 'current_stream', 'default_stream'), _OneStream)
+    streams['stream'] = contextlib.nullcontext
     def answering(answer): return lambda real: lambda *args, **kwargs: answer
-    scaler = 'amp_definitely_not_available'
-    found = [(torch.cuda, name, answering(answer)) for name, answer in _CUDA_ANSWERS.items()]
-    found += [(torch.cuda, name, lambda real: _OneStream) for name in ('Stream', 'Event')]
-    found += [(torch.cuda, name, lambda real: _OneStream) for name in ('current_stream', 'default_stream')]
-    found.append((torch.cuda, 'stream', lambda real: contextlib.nullcontext))
-    found.append((Tensor, 'record_stream', answering(None)))
-    found += [(torch.cuda.nvtx, name, answering(0)) for name in ('range_push', 'range_pop', 'mark')]
-    return [*found, (torch.cuda.amp.common, scaler, answering(False))]
+    def replaced_by(other): return lambda real: other
+    found = [(owner, name, answering(answer)) for owner, name, answer in answers]
+    return found + [(torch.cuda, name, replaced_by(other)) for name, other in streams.items()]
 
 
 @contextlib.contextmanager
@@ -420,7 +408,7 @@ def emulate(
     "Within it, meta tensors meet the operators, casts and optimizer kernels that tensors on `target` would"
     if target not in ('cpu', 'cuda'): raise UserError(f"target is {target!r}: give 'cpu' or 'cuda'.")
     cache = {}
-    stand_ins = [*_operator_stand_ins(target), *_autocast_stand_ins(cache), *_optimizer_stand_ins(target)]
+    stand_ins = _operator_stand_ins(target, cache) + _optimizer_stand_ins(target)
     if target == 'cuda': stand_ins += _cuda_stand_ins()
     with contextlib.ExitStack() as stack:
         for owner, name, stand_in in stand_ins:
@@ -430,7 +418,8 @@ def emulate(
         stack.enter_context(_registered(_operator_kernels(target), 'AutogradMeta'))
         stack.enter_context(_registered(_META_KERNELS, 'Meta'))
         stack.enter_context(_registered(_autocast_kernels(target, cache), 'AutocastCPU'))
-        stack.enter_context(_autocast_for_meta())
+        # A tensor meets the autocast of its own device; meta tensors now meet the CPU's.
+        stack.enter_context(torch._C._IncludeDispatchKeyGuard(torch._C.DispatchKey.AutocastCPU))
         if target == 'cuda': stack.enter_context(_CudaIsMeta())
         yield
 

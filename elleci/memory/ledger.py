@@ -654,8 +654,8 @@ def _critical_moments(model, train, first_step):
     return [*moments, ('optimizer', update), ('zero_grad', after_update)]
 
 # %% ../../nbs/10_ledger_phases.ipynb #37c70ddf
-def _moment_bytes(model, train, first_step, workspaces, context):
-    "The moments added up, rounding and the measured constants with them: (phase, category: bytes)"
+def _moment_bytes(model, train, first_step):
+    "The moments added up, rounding with them: (phase, category: bytes)"
     if train.engine != 'grad_accum':
         raise UserError(
             f"engine is {train.engine!r}, and the closed forms are of 'grad_accum': "
@@ -663,7 +663,7 @@ def _moment_bytes(model, train, first_step, workspaces, context):
         )
     moments = []
     for phase, alive in _critical_moments(model, train, first_step):
-        row = {c: sum(alive.get(c, ())) for c in CATEGORIES} | dict(workspaces=workspaces, context=context)
+        row = {c: sum(alive.get(c, ())) for c in CATEGORIES}
         row['rounding'] = _rounding(sum(alive.values(), []))
         moments.append((phase, row))
     return moments
@@ -673,12 +673,10 @@ def phase_peaks(
     model:ModelConfig,
     train:TrainConfig,
     first_step:bool=False, # the optimizer's state appears at its end
-    workspaces:int=0, # bytes that cuBLAS and its like take, measured
-    context:int=0,    # bytes of the driver's context and of loaded kernels, measured
 )->dict: # 'forward', 'backward', 'optimizer', 'zero_grad': category: bytes
     "What is alive at the worst moment of each phase of a step; in `zero_grad`, what remains after it"
     peaks = {}
-    for phase, row in _moment_bytes(model, train, first_step, workspaces, context):
+    for phase, row in _moment_bytes(model, train, first_step):
         highest = peaks.get(phase, {})
         if sum(row.values()) > sum(highest.values()): peaks[phase] = row
     return peaks
@@ -687,11 +685,9 @@ def phase_peaks(
 def ledger(
     model:ModelConfig,
     train:TrainConfig,
-    workspaces:int=0, # bytes, measured
-    context:int=0,    # bytes, measured
 )->dict: # category: bytes
     "Each category at its fullest; not all are so at once, so `phase_peaks` are at most this sum"
-    rows = _moment_bytes(model, train, False, workspaces, context)
+    rows = _moment_bytes(model, train, False)
     return {c: max(row[c] for _, row in rows) for c in CATEGORIES}
 
 # %% ../../nbs/10_ledger_phases.ipynb #b0563b4f

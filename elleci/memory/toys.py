@@ -15,9 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 # %% ../../nbs/08_toys.ipynb #989a0030
-def allocator_events(
-    f, # called without arguments
-)->list: # (+1 for an allocation or −1 for a free, address, bytes), in order of time
+def allocator_events(f)->list: # (+1 for an allocation or −1 for a free, address, bytes), in order of time
     "What the CPU's allocator reports while `f()` runs"
     from torch._C._profiler import _EventType
     cpu = torch.profiler.ProfilerActivity.CPU
@@ -33,12 +31,9 @@ def allocator_events(
     return [(1 if nbytes > 0 else -1, address, abs(nbytes)) for _, address, nbytes in found]
 
 # %% ../../nbs/08_toys.ipynb #4e5e8265
-def number_storages(
-    events,           # (+1 or −1, key, bytes); a key may be used again after its storage was freed
-    min_bytes:int=16, # smaller storages are left out
-)->list: # (+1 or −1, number, bytes)
-    "Storages by the order of their birth; those that were there before the first event are left out"
-    number = {}
+def number_storages(events, min_bytes:int=16)->list: # (+1 or −1, number, bytes)
+    "Storages by the order of their birth, without small ones and those that were there before"
+    number = {}     # key, which may be used again after its storage was freed: number
     numbered, fresh = [], itertools.count()
     for sign, key, nbytes in events:
         if nbytes < min_bytes: continue
@@ -47,9 +42,7 @@ def number_storages(
     return numbered
 
 # %% ../../nbs/08_toys.ipynb #5dab281f
-def peak_bytes(
-    events, # (+1 or −1, key, bytes)
-)->int:
+def peak_bytes(events)->int: # of (+1 or −1, key, bytes)
     "The highest sum of the bytes alive, beyond what was there before"
     return int(max(np.cumsum([sign*nbytes for sign, _, nbytes in events])))
 
@@ -117,9 +110,7 @@ def toy_step(
     return net, [tokens], step
 
 # %% ../../nbs/08_toys.ipynb #b2d67bf6
-def twice(
-    step, # makes one training step
-):
+def twice(step):
     "Two steps: the second has the optimizer's states from its first operator on"
     step()
     step()
