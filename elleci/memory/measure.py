@@ -82,8 +82,7 @@ def _allocations(results)->list: # (address, bytes: negative for a free, operato
             found.append((e.start_time_ns, int(e.name.split(':')[1]) - 2**62, -1, ''))
         else: path = path + [e.name]
         todo += [(c, path) for c in e.children]
-    found.sort(key=lambda f: f[0])
-    return [change for _, *change in found]
+    return [change for _, *change in sorted(found, key=lambda f: f[0])]
 
 # %% ../../nbs/13_measure.ipynb #03ca0c1c
 def _keyed(changes, alive:dict)->list: # (key, bytes: negative for a free, who asked)
@@ -475,7 +474,6 @@ class Leak(NamedTuple):
     site:object     # where it was allocated
     per_step:float  # bytes a step
     live:float      # bytes alive there now
-    scale:int       # steps in a block, of the window that showed it
     holder:str=''   # what refers to them, as far as it could be found
 
     def __str__(self):
@@ -502,7 +500,7 @@ def find_leaks(
         old, new = y[:len(y) - blocks*b], y[len(y) - blocks*b:]
         grows, slope = _grows_persistently(new.reshape(blocks, b, -1).min(1), old.max(0, initial=-np.inf))
         for i in np.flatnonzero(grows & (slope >= min_slope*b)):
-            found.setdefault(i, Leak(i if sites is None else sites[i], slope[i]/b, y[-1, i], b))
+            found.setdefault(i, Leak(i if sites is None else sites[i], slope[i]/b, y[-1, i]))
     return sorted(found.values(), key=lambda leak: -leak.per_step)
 
 # %% ../../nbs/13_measure_leaks.ipynb #24348089
@@ -742,7 +740,6 @@ def spill_signs(
     seconds=(),      # (steps,) of each step, in the same order; per token where lengths vary
     speed:float|None=None,  # 10⁹ B/s: `bandwidth` now
     before:float|None=None, # 10⁹ B/s: `bandwidth` of this card early in the run
-    jump:float=2.,   # times slower that count as a jump
 )->list: # of sentences; empty where there is no sign
     "What suggests that memory has spilled into the computer's RAM (Windows and WSL2 do this silently)"
     reserved, seconds, signs = np.atleast_1d(reserved), np.asarray(seconds), []
@@ -752,7 +749,7 @@ def spill_signs(
         signs.append(f'{fmt_bytes(total + beyond)} are reserved on a card of {fmt_bytes(total)}: '
                      f'{fmt_bytes(beyond)} or more lie in the RAM of the computer.')
     slower = _time_jump(seconds, reserved >= .95*total) if len(seconds) else None
-    if slower is not None and slower >= jump:
+    if slower is not None and slower >= 2:
         signs.append(f'Steps take {slower:.1f} times as long since the card has been full.')
     if speed is not None and before is not None and speed < before/2:
         signs.append(f'A copy in fresh memory runs at {speed:,.0f} GB/s; the card did {before:,.0f} GB/s.')
@@ -882,9 +879,8 @@ def explain_oom(
         lines += [f'at {Site(frame.filename, frame.lineno)}', f"in {' → '.join(calls)}"]
     free_traceback(error)
     after = memory_now(device)
-    on_card = 'total' in figures
-    lines += ['', f"The card, {fmt_bytes(figures['total'])}:" if on_card else 'The memory of the computer:']
-    rows = ((figures.get(key), row) for key, row in _ROWS.items())
+    total, rows = figures.get('total'), ((figures.get(key), row) for key, row in _ROWS.items())
+    lines += ['', f'The card, {fmt_bytes(total)}:' if total else 'The memory of the computer:']
     lines += [f'{fmt_bytes(n):>12}  {row}' for n, row in rows if n is not None]
     key = 'rss' if of_cpu else 'tensors'
     if (freed := before[key] - after[key]) >= MiB:

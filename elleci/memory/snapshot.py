@@ -230,10 +230,8 @@ def read_snapshot(
 ACTIONS = dict(a='alloc', f='free_completed', S='segment_alloc', F='segment_free', x='snapshot', o='oom')
 
 # %% ../../nbs/12_snapshot.ipynb #721e9472
-def recording_as_snapshot(
-    recording:dict, # as `elleci.memory.allocator.load_trace` gives it
-)->dict: # as `torch.cuda.memory._snapshot()` gives it, without call stacks
-    "A recorded allocator trace in PyTorch's own form"
+def recording_as_snapshot(recording:dict)->dict: # as `elleci.memory.allocator.load_trace` gives it
+    "A recorded allocator trace as `torch.cuda.memory._snapshot()` gives it, without call stacks"
     history = [_entry(ACTIONS[a], address, n, k) for k, (a, address, n) in enumerate(recording['events'])]
     return dict(segments=_segments(recording['segments'], {}), device_traces=[history],
                 allocator_settings=recording.get('settings', {}))

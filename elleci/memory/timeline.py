@@ -107,14 +107,13 @@ def _outer_layer(layer:str)->str: # 'blocks.3'
 
 def _trace_bands(trace:Trace)->dict: # of lists
     "Step, phase and layer of each event"
-    found = dict(step=[], phase=[], layer=[])
+    found = []
     for event in trace.device_events:
         a, made = trace.allocation_at(event), trace.events[event] >= 0
         if made: step = 'before' if a.phase == 'build' else f'step {a.step + 1}'
-        found['step'].append(step)
-        found['phase'].append(a.phase if made else a.free_phase)
-        found['layer'].append(_outer_layer(a.layer if made else a.free_layer))
-    return found
+        phase, layer = (a.phase, a.layer) if made else (a.free_phase, a.free_layer)
+        found.append((step, phase, _outer_layer(layer)))
+    return dict(zip(('step', 'phase', 'layer'), zip(*found)))
 
 # %% ../../nbs/12_timeline.ipynb #e0d3a03a
 def trace_timeline(

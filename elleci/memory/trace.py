@@ -316,10 +316,8 @@ def _innermost_line(places, skipped): # (code object, line) of each call, the in
     return library
 
 
-def user_line(
-    skipped=(), # code objects whose lines don't count
-)->str: # 'file.py:31'; 'file.py:31 in a library' where nothing but libraries is on the stack; or ''
-    "The innermost line of the step outside of torch, of this package and of installed libraries"
+def user_line(skipped=())->str: # code objects whose lines don't count
+    "The step's innermost line that is neither torch's nor ours: 'file.py:31', '… in a library', or ''"
     stack = traceback.walk_stack(sys._getframe(1))
     return _innermost_line(((frame.f_code, line) for frame, line in stack), skipped)
 
