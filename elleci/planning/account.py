@@ -352,11 +352,10 @@ def downsample_max(
 def draw_timeline(
     account:Account,
     limit:int|None=None, # bytes of the card
-    points:int=1200,     # of the drawing; each shows the largest of its events
 ):
     "Bytes alive by category over two steps, what the allocator holds, and the card's limit"
     t, events = account.trace, account.trace.device_events
-    at = downsample_max(t.running[events], points)
+    at = downsample_max(t.running[events], 1200)
     def place(event): return int(np.searchsorted(events, event))
     unit, name = (GiB, 'GiB') if max(account.total, limit or 0) >= GiB else (MiB, 'MiB')
     title = f'{account.config.preset or "training"}: two steps'
@@ -562,8 +561,6 @@ def process_summary(
             f'{fmt_bytes(account.checkpoint_bytes)} more while a checkpoint is written, if that is free')
 
 # %% ../../nbs/64_account_checked.ipynb #512e9a21
-import itertools
-
 # Bytes that the record of one allocation or free takes on a CPU until it is read, at most.
 PROFILER_EVENT_BYTES = 2*1024
 
@@ -573,9 +570,8 @@ def can_measure(
 )->bool:
     "Whether the first steps can be measured for 16 MiB or a tenth of the peak; a GPU's counters are free"
     if account.target != 'cpu': return True
-    longest = 0
-    phases = (account.trace.allocations[e].phase for e in account.trace.events if e >= 0)
+    phases = [account.trace.allocations[e].phase for e in account.trace.events if e >= 0]
     # The record is read in the forward pass only, so it grows as long as none is under way.
-    for is_read, unread in itertools.groupby(phases, lambda phase: phase in ('build', 'forward')):
-        if not is_read: longest = max(longest, len(list(unread)))
+    read = [-1, *(i for i, phase in enumerate(phases) if phase in ('build', 'forward')), len(phases)]
+    longest = max(np.diff(read)) - 1
     return 2*longest*PROFILER_EVENT_BYTES <= max(16*MiB, account.peak_allocated//10)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
-from ..core import UserError, optional, pip_install
+from ..core import UserError, optional, require
 from ..files import installed_file
 from ..optim.optimizers import Lion8
 
@@ -220,19 +220,16 @@ def _read_config(file, transformers):
 def _parameters_of(cls): return inspect.signature(cls.forward).parameters
 
 
-def _has_loss(cls):
-    "Whether a class of transformers can return a loss"
-    wanted = {'labels', 'return_loss', 'start_positions'}
-    return 'ForPreTraining' in cls.__name__ or not wanted.isdisjoint(_parameters_of(cls))
-
-
 def _class_to_train(settings, config, transformers):
     "The class that a configuration names, or else the one that is trained on text; None where there is none"
+    def has_loss(cls):
+        wanted = {'labels', 'return_loss', 'start_positions'}
+        return 'ForPreTraining' in cls.__name__ or not wanted.isdisjoint(_parameters_of(cls))
     named = [getattr(transformers, str(name), None) for name in settings.get('architectures') or ()]
     auto = ('Seq2SeqLM', 'SpeechSeq2Seq') if config.is_encoder_decoder else ('MaskedLM', 'CausalLM')
     mappings = [getattr(transformers, f'AutoModelFor{kind}')._model_mapping for kind in auto]
     usual = [mapping[type(config)] for mapping in mappings if type(config) in mapping]
-    return next((cls for cls in named if cls and _has_loss(cls)), None) or next(iter(usual), None)
+    return next((cls for cls in named if cls and has_loss(cls)), None) or next(iter(usual), None)
 
 
 def hf_model_maker(
@@ -240,10 +237,7 @@ def hf_model_maker(
 )->tuple: # functions that make the model, and a batch of (rows, seq); and the name of the model
     "How to make and feed the model of a transformers configuration; `UserError` for what cannot be trained"
     file = _config_file(path)
-    transformers = optional('transformers')
-    if transformers is None:
-        how = pip_install('transformers')
-        raise UserError(f'--hf-config needs transformers: {how} (or ask by size: --shape 8B).')
+    transformers = require('transformers', 'read a config.json (but not for --shape 8B)')
     settings, config = _read_config(file, transformers)
     cls = _class_to_train(settings, config, transformers)
     if cls is None:
@@ -287,9 +281,8 @@ class _Lora(nn.Module):
         where = dict(device=frozen.weight.device, dtype=frozen.weight.dtype)
         self.a = nn.Linear(frozen.in_features, rank, bias=False, **where)
         self.b = nn.Linear(rank, frozen.out_features, bias=False, **where)
-        self.scale = 2.
 
-    def forward(self, x): return self.frozen(x) + self.b(self.a(x))*self.scale
+    def forward(self, x): return self.frozen(x) + self.b(self.a(x))*2.
 
 
 # Layers that make the output, and are left as they are.

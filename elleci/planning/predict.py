@@ -152,30 +152,24 @@ class Prediction(Rehearsed):
     def __repr__(self): return '\n'.join([self.report(), *advice_lines(self.what_would_fit)][:25])
 
 # %% ../../nbs/64_your_own_model.ipynb #0a1b2c32
-def _single_changes(training, model, rows):
-    "(what to say, fields to replace)"
-    found, t = [], training
+def _change_stages(t, model, rows):
+    "The mildest first, as `mildest_fitting` takes them: lists of (what to say, fields to replace)"
+    single = []
     names = 'is_activation_checkpointing', 'is_gradient_checkpointing'  # in transformers 5, and before
     known = [name for name in names if hasattr(type(model), name)]
     checkpointed = t.checkpointing or any(getattr(model, name) for name in known[:1])
-    if not checkpointed: found.append(('gradient checkpointing', dict(checkpointing=True)))
-    if rows > 1: found.append((f'{rows//2} rows instead of {rows}', dict(halvings=t.halvings + 1)))
+    if not checkpointed: single.append(('gradient checkpointing', dict(checkpointing=True)))
+    if rows > 1: single.append((f'{rows//2} rows instead of {rows}', dict(halvings=t.halvings + 1)))
     chosen = t.optimizer if isinstance(t.optimizer, str) else ''
-    if chosen == 'adamw-foreach': found.append(('optimizer adamw, fused', dict(optimizer='adamw')))
+    if chosen == 'adamw-foreach': single.append(('optimizer adamw, fused', dict(optimizer='adamw')))
     eight = {'adamw': 'adamw8-bnb', 'adamw-foreach': 'adamw8-bnb', 'lion': 'lion8'}.get(chosen)
-    if eight: found.append((f'optimizer {eight}', dict(optimizer=eight)))
+    if eight: single.append((f'optimizer {eight}', dict(optimizer=eight)))
     if t.precision != 'bf16-weights':
-        found.append(('weights and gradients in bf16', dict(precision='bf16-weights')))
-    return found
-
-
-def _change_stages(training, model, rows):
-    "The mildest first, as `mildest_fitting` takes them"
-    single = _single_changes(training, model, rows)
+        single.append(('weights and gradients in bf16', dict(precision='bf16-weights')))
     together = {name: value for _, fields in single for name, value in fields.items()}
     stages = [single]
     if len(single) > 1: stages.append([(', '.join(what for what, _ in single), together)])
-    if training.lora: return stages
+    if t.lora: return stages
     lora = dict(lora=16, precision='bf16-weights')
     least = lora | dict(checkpointing=True, halvings=rows.bit_length())
     lora_alone = 'LoRA of rank 16, frozen weights in bf16', lora
