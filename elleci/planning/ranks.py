@@ -180,7 +180,8 @@ class _Fsdp(_Walk):
     def copy(self, i, a):
         if a.category == 'gradients': self.alloc(('gradient', _unit(a.layer), i), a.nbytes, a.category)
         elif a.category == 'optimizer' or a.category == 'weights' and a.phase == 'build':
-            self.alloc((a.category,), sum(self.sizes[a.category].values()), a.category)
+            name = 'states' if a.category == 'optimizer' else a.category
+            self.alloc((name,), sum(self.sizes[a.category].values()), a.category)
         # An update works on pieces.
         elif a.phase == 'optimizer' and a.nbytes > 64: self.alloc((i,), a.nbytes/self.shards, a.category)
         else: super().copy(i, a)
