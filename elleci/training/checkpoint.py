@@ -7,12 +7,10 @@ __all__ = ['FORMAT_VERSION', 'MODEL_FILE', 'STATE_FILE', 'MANIFEST', 'METADATA_K
 
 # %% ../../nbs/74_checkpoint.ipynb #f43ed538
 import contextlib, dataclasses, json, os, re, zlib
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
 import torch
 from torch import nn
-from ..core import PositiveInt, NonNegativeInt, Range, UserError, atomic_write, disk_remedy
+from ..core import PositiveInt, NonNegativeInt, UserError, atomic_write, disk_remedy
 from ..core import replace_file, require, sync_folder
 from ..engine.accumulate import OneProcess
 from ..files import decode_sealed, sealed_json
@@ -64,13 +62,10 @@ def set_rng_states(states:dict):
         if f'cuda/{i}' in states: torch.cuda.set_rng_state(states[f'cuda/{i}'], i)
 
 # %% ../../nbs/74_checkpoint.ipynb #ab1ee0e0
-def checkpoint_tensors(
-    model:nn.Module,
-    optimizer:torch.optim.Optimizer,
-    extra:dict={}, # name: tensor, kept with the state, e.g. an average of the weights
-    whole=_as_it_is, # as for `model_tensors`
-)->dict: # file name: {name: tensor}, as they are now, nothing copied
-    "What a checkpoint is made of"
+def checkpoint_tensors(model, optimizer, extra:dict={}, whole=_as_it_is)->dict: # file name: {name: tensor}
+    """What a checkpoint is made of, as it is now, nothing copied.
+
+    `extra`, name: tensor, is kept with the state: an average of the weights, for example."""
     state = optimizer_tensors(model, optimizer, whole)
     for name, tensor in extra.items(): state[f'{EXTRA_PREFIX}/{name}'] = tensor
     for name, tensor in get_rng_states().items(): state[f'{RNG_PREFIX}/{name}'] = tensor
@@ -94,16 +89,13 @@ def checksum(path):
         return [f.tell(), crc]
 
 # %% ../../nbs/74_checkpoint.ipynb #dd858ec1
-ByteCount = Annotated[int, Range(0, 2**62)]
-
-
 @dataclasses.dataclass
 class _Manifest:
     "What stands in `checkpoint.json`"
     format:PositiveInt
     step:NonNegativeInt
     metadata:dict          # what a run keeps beside its tensors
-    files:dict[str, tuple[ByteCount, ByteCount]]       # name: bytes, CRC-32
+    files:dict[str, tuple[int, int]] # name: bytes, CRC-32
 
 # %% ../../nbs/74_checkpoint.ipynb #85299cd3
 # The name of a checkpoint's folder, and those of the files in it; safetensors writes a temporary one first.
@@ -125,14 +117,10 @@ def _remove_checkpoint(folder):
     _remove_files(hidden)
 
 # %% ../../nbs/74_checkpoint.ipynb #95d1e164
-def publish_checkpoint(
-    run:str|Path,
-    step:int,
-    write_files:Callable, # called with an empty folder; returns {name: [bytes, CRC-32]} of its files
-    metadata:dict,
-    processes=OneProcess(), # each writes files of its own
-)->Path: # the checkpoint
-    "Let `write_files` fill a hidden folder, then add the manifest, and give the folder its name"
+def publish_checkpoint(run, step, write_files, metadata, processes=OneProcess())->Path:
+    """Let every process fill a hidden folder, then add the manifest, and give the folder its name.
+
+    `write_files` is called with the folder, and returns {name: [bytes, CRC-32]} of its files."""
     final = Path(run)/'checkpoints'/f'{step:08d}'
     new = final.with_name(f'.{final.name}.new')
     def begin():

@@ -30,11 +30,10 @@ def is_valid_packed(layer:PackedLinear)->bool:
     return bool(layer.scale.isfinite()) and not both_bits.any()
 
 # %% ../../nbs/75_load_run.ipynb #3e091c36
-def load_run(
-    run:str|Path, # a folder that `elleci_train` or `elleci_pack` wrote
-    device:str='auto',
-): # config, tokenizer, model
-    "A trained model; raises `UserError` for a folder that is not a run, or whose parts do not match"
+def load_run(run:str|Path, device:str='auto'): # config, tokenizer, model
+    """A trained model, from a folder that `elleci_train` or `elleci_pack` wrote.
+
+    Raises `UserError` for a folder that is not a run, or whose parts do not match."""
     run = Path(run)
     if not (run/'config.json').exists():
         raise UserError(f'There is no run in {run}: train one with `elleci_train --out {run}`.')

@@ -54,14 +54,8 @@ class ValidationTotals:
         return ValidationTotals(self.nats + other.nats, self.tokens + other.tokens, self.bytes + other.bytes)
 
 # %% ../../nbs/75_loop.ipynb #8aa5ea3d
-def validate_source(
-    engine,         # from `make_engine`
-    rows,           # `PackedRows`
-    batch_size:int, # rows at a time
-    max_rows:int,
-    token_bytes:Tensor|None=None, # (V,), from `token_byte_counts`; None: bytes are not counted
-)->ValidationTotals:
-    "The cost of the first rows of one source"
+def validate_source(engine, rows, batch_size:int, max_rows:int, token_bytes=None)->ValidationTotals:
+    "The cost of the first rows of one source, `PackedRows`; other arguments as for `validate`"
     source, num_rows = Mixture({'rows': rows}), min(max_rows, rows.num_rows)
     totals = ValidationTotals(0., 0, 0.)
     for first in range(0, num_rows, batch_size):
@@ -105,8 +99,7 @@ def stop_on_signal(): # gives a function that returns whether a stop was request
     # Only the main thread may set handlers.
     if threading.current_thread() is not threading.main_thread(): numbers = []
     old_handlers = {n: signal.signal(n, on_signal) for n in numbers}
-    try:
-        yield lambda: bool(received)
+    try: yield lambda: bool(received)
     finally:
         for n, handler in old_handlers.items(): signal.signal(n, handler)
 
@@ -218,11 +211,10 @@ class TrainingLoop:
             time.sleep(.1)
 
 # %% ../../nbs/75_loop.ipynb #24af3026
-def fit(
-    loop:TrainingLoop,
-    batches,  # iterable, from `make_loader`: of each further step micro-batches, notices, the mixture's state
-)->int: # the last step done
-    "The training loop: steps engine.global_step + 1 … train.steps"
+def fit(loop:TrainingLoop, batches)->int: # the last step done
+    """The training loop: steps engine.global_step + 1 … train.steps.
+
+    `batches`, from `make_loader`, has of each further step micro-batches, notices, the mixture's state."""
     train, engine = loop.train, loop.engine
     batches = iter(batches)
     step = engine.global_step
@@ -265,16 +257,10 @@ def make_weight_average(train, checkpoint:Checkpoint|None=None, state_dict:dict=
     return average
 
 # %% ../../nbs/75_loop.ipynb #36a7fe52
-def find_lr(
-    config:Config,
-    mixture,          # `Mixture`
-    device:torch.device,
-    steps:int=100,
-    min_lr:float=1e-6, # of the first step
-    max_lr:float=.1,   # of the last
-)->float:
+def find_lr(config:Config, mixture, device, steps:int=100, min_lr:float=1e-6, max_lr:float=.1)->float:
     """The learning rate that a range test suggests ([Smith 2017](https://arxiv.org/abs/1506.01186), §3.3).
 
+    It rises from `min_lr` in the first step to `max_lr` in the last.
     Raises `UserError` where the loss does not turn."""
     train = dataclasses.replace(config.train, steps=steps)
     seed_everything(train.seed)
@@ -294,9 +280,7 @@ def find_lr(
             engine.skip()
             continue
         seen.append((lr, loss))
-        first_loss = seen[0][1]
+        _, first_loss = seen[0]
         if loss > 2*first_loss: break
-    try:
-        return suggest_lr(seen)
-    except UserError as e:
-        raise UserError(f'{e} Or give --lr a number.') from None
+    try: return suggest_lr(seen)
+    except UserError as e: raise UserError(f'{e} Or give --lr a number.') from None

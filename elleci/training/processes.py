@@ -111,7 +111,16 @@ def join_ranks():
     "Join the group of processes that torchrun started, if it did; `UserError` where some of them don't come"
     n, timeout = int(os.environ.get('WORLD_SIZE', '1')), rank_timeout()
     if n < 2: return
-    try: _join_group(n, timeout)
+    backend = 'cpu:gloo,cuda:nccl' if torch.cuda.is_available() else 'gloo'
+    place = {}
+    try:
+        if os.environ.get('TORCHELASTIC_USE_AGENT_STORE') == 'True':
+            address = os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT'])
+            store = dist.TCPStore(*address, n, False, timeout)
+            # torchrun keeps it when it starts ranks again: without a prefix they'd find dead ones' addresses.
+            store = dist.PrefixStore(f"attempt_{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+            place = dict(store=store, rank=int(os.environ['RANK']), world_size=n)
+        dist.init_process_group(backend, timeout=timeout, **place)
     except RuntimeError as e:
         why = str(e).partition('\n')[0]
         raise UserError(
@@ -119,19 +128,6 @@ def join_ranks():
             'for the first error in what the others have printed; if they only begin late, set '
             'ELLECI_RANK_TIMEOUT.'
         ) from e
-
-
-def _join_group(n, timeout):
-    backend = 'cpu:gloo,cuda:nccl' if torch.cuda.is_available() else 'gloo'
-    if os.environ.get('TORCHELASTIC_USE_AGENT_STORE') != 'True':
-        dist.init_process_group(backend, timeout=timeout)
-        return
-    store = dist.TCPStore(os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']), n, False, timeout)
-    # torchrun keeps its store when it starts ranks again: without a prefix they'd find dead ones' addresses.
-    store = dist.PrefixStore(f"attempt_{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
-    dist.init_process_group(
-        backend, store=store, rank=int(os.environ['RANK']), world_size=n, timeout=timeout
-    )
 
 
 def leave_ranks(code:int):

@@ -147,11 +147,10 @@ def states_on_disk(engine):
 
 # %% ../../nbs/76_preflight.ipynb #e6d04d7b
 @contextlib.contextmanager
-def measure_steps(
-    engine, # from `make_engine`; its `around_step` is set
-    shapes=None, # a list, to which (B, T, M) of every step is appended
-): # a context manager that gives a `StepMemory`
-    "Measure the engine's steps, and nothing between them; nor an average of the weights, which it may make"
+def measure_steps(engine, shapes=None): # a context manager that gives a `StepMemory`
+    """Measure the engine's steps, and nothing between them; nor an average of the weights, which it may make.
+
+    Sets the engine's `around_step`, and appends (B, T, M) of every step to a list of `shapes`."""
     # On a CPU the tensors that exist already have to be counted one by one.
     known = []
     if engine.device.type == 'cpu':
@@ -421,10 +420,7 @@ class _ProgressBar:
     def __init__(self, steps, step):
         self.figures = {}
         self.bar = require('tqdm', 'show progress').tqdm(
-            total=steps,
-            initial=step,
-            mininterval=1.0,
-            dynamic_ncols=True,
+            total=steps, initial=step, mininterval=1.0, dynamic_ncols=True,
             bar_format='step {n_fmt}/{total_fmt}{postfix} |{bar}| {elapsed}<{remaining}',
         )
 
@@ -784,8 +780,7 @@ def _train_in_folder(folder, flags, prices, track):
 # %% ../../nbs/76_train_command.ipynb #fb1535fd
 def train_from_flags(
     config, preset, set, print_config, out, resume, track, data, fit, lr, seq_len_schedule,
-    kwh_price, hour_price,
-    **changes, # settings of the training
+    kwh_price, hour_price, **changes, # settings of the training
 )->Path: # the run's folder
     "What `elleci_train` does"
     if owns_process(): allow_malloc_tuning()

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import NamedTuple
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from ..config import Config
 from ..core import UserError, require
 from ..engine.layer_major import make_model
@@ -83,14 +83,8 @@ def pieces_of(key:str, t:Tensor, name:str, share:Share)->list: # of `Piece`
 def _whole_piece(key, t): return Piece(key, t, (0,)*t.ndim, tuple(t.shape))
 
 
-def checkpoint_pieces(
-    model:nn.Module,
-    optimizer:torch.optim.Optimizer,
-    extra:dict, # name: tensor, as in `checkpoint_tensors`
-    share:Share,
-    is_main:bool=True, # whether this rank's random states are saved
-)->list: # of `Piece`; nothing is copied
-    "What a rank has of a checkpoint"
+def checkpoint_pieces(model, optimizer, extra:dict, share:Share, is_main:bool=True)->list: # of `Piece`
+    "What a rank has of a checkpoint, nothing copied; the random states are those of the main one"
     params = model_tensors(model)
     found = []
     for name, p in params.items(): found += pieces_of(f'model/{name}', p, name, share)
@@ -185,13 +179,10 @@ def read_shares(folder, kind):
 
 
 @torch.no_grad()
-def load_shares(
-    folder:str|Path, # of a checkpoint, which `latest_checkpoint` has verified
-    model:nn.Module, # already shared between ranks
-    optimizer:torch.optim.Optimizer, # fresh, made for this model
-    share:Share,
-)->dict: # name: tensor, what was kept as `extra`
-    "Restore weights, optimizer state and random states, of which each rank reads its own part"
+def load_shares(folder:str|Path, model, optimizer, share:Share)->dict: # name: tensor, kept as `extra`
+    """Restore weights, optimizer state and random states, of which each rank reads its own part.
+
+    The model is already shared between ranks, and the optimizer fresh, made for this model."""
     params = dict(model.named_parameters())
     beside = {EXTRA_PREFIX: {}, RNG_PREFIX: {}}
     def targets_of(key, whole, dtype):

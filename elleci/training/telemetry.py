@@ -53,12 +53,11 @@ def truncate_metrics(run:str|Path, step:int):
 
 # %% ../../nbs/68_telemetry.ipynb #a4a23aa8
 class MetricsLogger:
-    "Appends events to a run's `metrics.jsonl` and calls `listeners`; call it with the fields of an event"
-    def __init__(self,
-        run:str|Path,  # the run's folder
-        listeners=(),  # functions of an event, a dict; one that fails is dropped, with a warning
-        resume_step:int|None=None, # where the run is resumed, 0 where it begins: later steps are cut off
-    ):
+    """Appends events to a run's `metrics.jsonl`; call it with the fields of an event.
+
+    Calls `listeners` with the event, a dict; one that fails is dropped, with a warning. Where a run is
+    resumed at `resume_step` (0: where it begins), later steps are cut off."""
+    def __init__(self, run:str|Path, listeners=(), resume_step:int|None=None):
         self.path = Path(run)/'metrics.jsonl'
         self.listeners = list(listeners)
         self.pending = b''
@@ -147,7 +146,7 @@ def lock_run_dir(run:str|Path):
     # `is_running` holds the lock for an instant.
     try: lock.acquire(timeout=.5)
     except Timeout:
-        raise UserError(f'Another process is training in {run}: wait, or give another --out.') from None
+        raise UserError(f'Another process is training in {run}: wait for it, or give another --out.') from None
     try: yield
     finally: lock.release()
 
