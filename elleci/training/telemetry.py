@@ -146,7 +146,8 @@ def lock_run_dir(run:str|Path):
     # `is_running` holds the lock for an instant.
     try: lock.acquire(timeout=.5)
     except Timeout:
-        raise UserError(f'Another process is training in {run}: wait for it, or give another --out.') from None
+        message = f'Another process is training in {run}: wait for it, or give another --out.'
+        raise UserError(message) from None
     try: yield
     finally: lock.release()
 
