@@ -100,7 +100,7 @@ class _Manifest:
 # %% ../../nbs/74_checkpoint.ipynb #85299cd3
 # The name of a checkpoint's folder, and those of the files in it; safetensors writes a temporary one first.
 STEP_NAME = r'\d{8,9}'
-OWN_FILES = r'(model|state|shard-\d{5}-\d{5})\.safetensors|checkpoint\.json(\.new)?|\.tmp\w{{6}}'
+OWN_FILES = r'(model|state|shard-\d{5}-\d{5})\.safetensors|checkpoint\.json(\.new)?|\.tmp\w{6}'
 
 # %% ../../nbs/74_checkpoint.ipynb #a87ffa87
 def _remove_files(folder):

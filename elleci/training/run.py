@@ -276,8 +276,6 @@ class Flags(NamedTuple):
     resume:bool = False
     auto_lr:bool = False # --lr auto
 
-
-
 # %% ../../nbs/76_run_folder.ipynb #cde37ff1
 def resolve(folder:Path, flags:Flags)->Config: # with which the run in it begins or goes on
     "The configuration of a new run, or of the one to resume; `UserError` for a folder or settings of another"
