@@ -423,9 +423,8 @@ class _ProgressBar:
         )
 
     def __call__(self, event):
-        step, line = event['step'], ''
-        if 'notice' in event: line = event['notice']
-        elif 'val_loss' in event:
+        step, line = event['step'], event.get('notice')
+        if 'val_loss' in event:
             self.figures['val'] = f"{event['val_loss']:.3f}"
             line = f"val_loss {self.figures['val']}"
             if 'sample' in event: line += f" — {event['sample']}"

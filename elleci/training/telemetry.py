@@ -105,10 +105,11 @@ def _open_tracker(name, run, config, resume_step):
     if name == 'tensorboard':
         tensorboard = require('torch.utils.tensorboard', 'send a run to tensorboard')
         writer = tensorboard.SummaryWriter(run/'tensorboard', purge_step=resume_step + 1)
-        def add_scalars(event):
-            for key, value in scalars(event).items():
-                writer.add_scalar(key, value, event['step'], walltime=event['time'])
-        return add_scalars, writer.close
+        def on_event(event):
+            at = dict(global_step=event['step'], walltime=event['time'])
+            for key, value in scalars(event).items(): writer.add_scalar(key, value, **at)
+            if 'notice' in event: writer.add_text('notice', event['notice'], **at)
+        return on_event, writer.close
     service = require(name, f'send a run to {name}')
     extra = dict(id=re.sub(r'\W', '-', str(run)), dir=str(run)) if name == 'wandb' else {}
     service.init(project='elleci', name=run.name, config=config, resume='allow', **extra)
