@@ -57,8 +57,8 @@ def seed_everything(seed:int):
 # %% ../nbs/00_core.ipynb #f1b06570
 def is_out_of_memory(e:BaseException)->bool:
     "Whether an error says that memory ran out, of the machine or of a card"
-    phrases = ('out of memory', "can't allocate memory", 'ALLOC_FAILED')
-    return isinstance(e, (torch.OutOfMemoryError, MemoryError)) or any(s in str(e) for s in phrases)
+    text, phrases = str(e).lower(), ('out of memory', "can't allocate memory", 'to allocate', 'alloc_failed')
+    return isinstance(e, (torch.OutOfMemoryError, MemoryError)) or any(s in text for s in phrases)
 
 # %% ../nbs/00_core.ipynb #b640b7f9
 MIN_CAPABILITY = '8.0' # compute capability from which on Elleci trains and generates on a GPU

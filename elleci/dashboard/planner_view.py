@@ -351,7 +351,8 @@ class PlannerPanel:
             if found.problem: return self.show(found, '')
             settings = _settings_of(found.config)
             self.chosen |= {name: value for name, value in settings.items() if name.startswith('train.')}
-            self.change()
+            try: self.change()
+            except UserError as e: self.refuse(str(e))
         p = self.stop_and_plan()
         self.compute(fit_plan, p, take, 'looking for the fastest that fits …')
 

@@ -206,6 +206,7 @@ def _typed_lines(note):
     while True:
         try: yield input('> ')
         except KeyboardInterrupt: note('\n[Ctrl-D or /quit leaves]')
+        except UnicodeDecodeError: note('[That was no UTF-8 text: write it again.]')
         except EOFError: return note('')
 
 # %% ../../nbs/77_chat.ipynb #6af92168

@@ -374,12 +374,13 @@ def _parse_divisions(text:str)->tuple: # 16 numbers
 def _parse_value(key:str, text:str): # bool, int, float or tuple
     "The value of one setting; `UserError` where PyTorch would refuse it, or read something else"
     if key == 'roundup_power2_divisions': return _parse_divisions(text)
-    pattern, read, allowed = r'0?\.\d*[1-9]\d*', float, 'a share between 0 and 1'
-    if key.endswith('fraction'): pattern += r'|1(\.0)?'
+    pattern, read, allowed = r'\d*\.?\d+', float, 'a share between 0 and 1'
     if key.endswith('_mb'): pattern, read, allowed = r'\d+', int, 'MiB as a whole number'
     if key == 'expandable_segments':
         pattern, read, allowed = 'True|False', 'True'.__eq__, 'True or False, with a capital'
-    if re.fullmatch(pattern, text): return read(text)
+    value = read(text) if re.fullmatch(pattern, text) else None
+    is_share = read is not float or 0 < (value or 0) < 1 or value in (0, 1) and key.endswith('fraction')
+    if value is not None and is_share: return value
     raise UserError(f'{key} is {text!r}: give {allowed}.')
 
 # %% ../../nbs/12_allocator_config.ipynb #64f21ad8
@@ -617,6 +618,10 @@ def _initial_state(trace:dict):
             elif action == 'f': live[addr] = n, None
             elif action == 'S': segments.pop(addr)
             elif action == 'F': segments[addr] = n
+        bases = sorted(segments)
+        for addr in live:
+            base = bases[bisect_left(bases, addr + 1) - 1]
+            if not base <= addr < base + segments[base]: raise KeyError(addr)
     except LookupError as e:
         raise UserError(f'The trace contradicts itself (address {e}): record it again, with no events lost.'
                        ) from None
@@ -636,11 +641,12 @@ def _initial_block_size(addr:int, low:int, end:int, small:bool, events:list)->in
 def _restore(a, trace):
     "Put the fresh allocator `a` into the state in which the trace begins"
     segments, live = _initial_state(trace)
+    keys = sorted(live)
     for base, total in segments.items():
         pool = a._get_pool(total == CachingAllocator.SMALL_SEGMENT, 0)
         block = a.segment_heads[base] = Block(base, total, pool)
         a.reserved += total
-        mine = sorted(addr for addr in live if base <= addr < base + total)
+        mine = keys[bisect_left(keys, base):bisect_left(keys, base + total)]
         for addr, end in zip(mine, mine[1:] + [base + total]):
             requested, size = live[addr]
             low = addr + a._round_size(requested)

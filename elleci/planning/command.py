@@ -9,7 +9,7 @@ __all__ = ['show_memory']
 import json, sys
 from pathlib import Path
 import torch
-from ..core import UserError, memory_in_use
+from ..core import UserError, memory_in_use, require
 from ..commands import elleci_memory  # noqa: F401
 from ..config import resolve_config
 from ..memory.ledger import CARDS, box_note, card_bytes, card_key, card_overhead, parse_bytes
@@ -26,6 +26,7 @@ from .ranks import RanksAccount, account_ranks
 def _save(ax, path):
     "Write a drawing to `path`"
     ax.figure.savefig(path)
+    require('matplotlib.pyplot', 'draw figures').close(ax.figure)
     print(f'the timeline is in {path}', file=sys.stderr)
 
 # %% ../../nbs/66_memory_command.ipynb #495a2c8c

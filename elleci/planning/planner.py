@@ -216,7 +216,8 @@ def run_in_subprocess(
         try: found = future.result()
         except UserError as e: found = replace(p, problem=str(e))
         except BrokenProcessPool:
-            found = replace(p, problem='The process that rehearses it has died, often for want of free RAM.')
+            why = 'The process that rehearses it has died, often for want of free RAM: '
+            found = replace(p, problem=f'{why}close what takes memory, then move a control to try again.')
         except Exception as e:
             found = replace(p, problem=f'This could not be rehearsed ({type(e).__name__}: {e}).')
         pool.shutdown(wait=False)
@@ -278,7 +279,6 @@ def _candidates(config, rows, choices):
         if name not in SEARCHABLE or not isinstance(tried, (list, tuple)):
             searched = ', '.join(SEARCHABLE)
             raise UserError(f'choices has {name} = {tried!r}: give a list of values for any of {searched}.')
-    refusal = UserError(f'The choices {choices} exclude each other: leave one of them out.')
     values, cuts, found = _values(config, choices), _micro_batches(rows, choices), []
     for combination in itertools.product(*values.values()):
         settings = dict(zip(values, combination))
@@ -290,11 +290,13 @@ def _candidates(config, rows, choices):
         for batch_size, grad_accum_steps in cuts:
             cut = dict(batch_size=batch_size, grad_accum_steps=grad_accum_steps)
             try: found.append(replace(config.train, **settings | own | cut))
-            except UserError as e:
-                refusal = e # the configuration's own checks say why
-                break
-    if not found: raise refusal
-    return found
+            except UserError: break
+    if found: return found
+    # The configuration's own checks say why.
+    only = {name: tried[0] for name, tried in choices.items() if len(tried) == 1}
+    if only.get('engine') == 'layer-major': only.setdefault('clip_by', 'layer')
+    replace(config.train, **only)
+    raise UserError(f'The choices {choices} exclude each other: leave one of them out.')
 
 # %% ../../nbs/65_search.ipynb #420e642a
 RAM_RESERVE = 1/8 # of the RAM: for the system, and for the process without its tensors
@@ -560,10 +562,9 @@ class NothingFits(UserError):
         self.least = least # budget: bytes, reserve included
 
 # %% ../../nbs/65_search_plan.ipynb #50c4afa8
-def _refuse(search, budgets):
-    "Raises `NothingFits`"
+def _refuse(search, budgets, reserve):
+    "Raises `NothingFits`; `reserve` bytes of the card stay free"
     room, least = search.room, {}
-    reserve = budgets.card - room.card
     for budget in Needs._fields:
         lifted = room._replace(**{budget: 2**60})
         rehearsed = (search.rehearse(c) for _, c in _by_need(search, budget))
@@ -620,11 +621,12 @@ def plan(
     for name, n in (('vram', limit), ('ram', ram), ('pinned', pinned), ('tokens_per_step', tokens)):
         if n < (name != 'pinned'): raise UserError(f'{name} is {n}: give a positive number.')
     budgets = Needs(limit, ram, pinned)
-    room = Needs(max(0, limit - card_overhead(vram).most), round(ram*(1 - RAM_RESERVE)), pinned)
+    reserve = card_overhead(vram).most
+    room = Needs(max(0, limit - reserve), round(ram*(1 - RAM_RESERVE)), pinned)
     trains = _candidates(config, max(1, round(tokens/config.train.seq_len)), choices or {})
     search = _Search(config, trains, machine, room)
     found = search.fastest()
-    if found is None: _refuse(search, budgets)
+    if found is None: _refuse(search, budgets, reserve)
     chosen, needs = found
     return Plan(
         config=replace(config, train=chosen.train),
@@ -663,6 +665,7 @@ def plan_here(
 )->Plan:
     "A plan for this machine: its RAM, and its GPU or one of another size; as many tokens a step as before"
     device, budgets = pick_device(), dict(vram=vram)
+    if vram != 'here': card_bytes(vram) # refuses what is no card, before any rate is measured
     if device.type == 'cuda' and card_key(vram) not in CARD_SPECS:
         free, total = torch.cuda.mem_get_info(device)
         card = find_card(torch.cuda.get_device_name(device), total)

@@ -32,7 +32,10 @@ from .account import Rehearsed, peak_categories, resolve_placement, trace_step
 def _without_the_others():
     "Within it a group is (rank, n), and our own exchanges allocate what they always do and send nothing"
     def send(*args, **options): return SimpleNamespace(wait=lambda: None)
-    alone = dict(get_rank=lambda group: group[0], get_world_size=lambda group: group[1])
+    def stand_in(name, i):
+        real = getattr(dist, name)
+        return lambda group=None: group[i] if isinstance(group, tuple) else real(group)
+    alone = {name: stand_in(name, i) for i, name in enumerate(('get_rank', 'get_world_size'))}
     alone |= dict.fromkeys(('all_reduce', 'all_gather', 'all_to_all_single', 'reduce_scatter'), send)
     gathers = mock.patch.multiple(layer_major_ranks, _all_gather=send, _reduce_scatter=send)
     with mock.patch.multiple(dist, **alone), gathers: yield

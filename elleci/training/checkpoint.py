@@ -138,15 +138,21 @@ def publish_checkpoint(run, step, write_files, metadata, processes=OneProcess())
         replace_file(new, final)
         # `latest` is for people; nothing here depends on it.
         with contextlib.suppress(OSError): atomic_write(final.with_name('latest'), final.name + '\n')
+    def explained(f, *args):
+        try: return f(*args)
+        except Exception as e:
+            remedy = f'{disk_remedy(e)}; the checkpoints before it are intact'
+            raise UserError(f'{final} could not be written ({e}): {remedy}.') from None
     try:
-        processes.on_main(begin)
-        written = processes.gather(processes.everywhere(write_files, new))
-        processes.on_main(finish, {name: found for files in written for name, found in files.items()})
-    except Exception as e:
+        processes.on_main(explained, begin)
+        written = processes.gather(processes.everywhere(explained, write_files, new))
+        files = {name: found for files in written for name, found in files.items()}
+        processes.on_main(explained, finish, files)
+    # A rank that is lost is no error of the disk, and passes.
+    except UserError:
         if processes.is_main:
             with contextlib.suppress(OSError): _remove_files(new)
-        remedy = f'{disk_remedy(e)}; the checkpoints before it are intact'
-        raise UserError(f'{final} could not be written ({e}): {remedy}.') from None
+        raise
     return final
 
 # %% ../../nbs/74_checkpoint.ipynb #40c569ff

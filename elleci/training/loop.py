@@ -131,7 +131,9 @@ class TrainingLoop:
         token_bytes:Tensor|None=None, # (V,), from `token_byte_counts`; None: no bits per byte are logged
         **callbacks, # functions in place of the six methods that do nothing
     ):
-        vars(self).update(callbacks)
+        for name, function in callbacks.items():
+            getattr(self, name) # raises AttributeError for another name
+            setattr(self, name, function)
         self.config = config
         self.train = config.train
         self.engine = engine

@@ -56,20 +56,22 @@ class Together(OneProcess):
             found = self._exchange(True, value)
             if all(is_done for is_done, _ in found): return [value for _, value in found]
 
-    def everywhere(self, f, *args):
-        value, e = self._work(f, args)
+    def _outcomes(self, f, args, here, sends):
+        "Call `f` where it is to be called; (this rank's result, (what it sends of its result, error) of all)"
+        value, e = self._work(f, args) if here else (None, None)
         error = e and (isinstance(e, UserError), type(e).__name__, str(e))
-        for rank, error in enumerate(self.gather(error)):
+        sent = self.gather((value if sends else None, error))
+        for rank, (_, error) in enumerate(sent):
             if not error: continue
             # Its own error has the traceback.
             if rank == self.rank: raise e
             is_sentence, kind, text = error
             raise UserError(text) if is_sentence else RuntimeError(f'Rank {rank} failed: {kind}: {text}')
-        return value
+        return value, sent
 
-    def on_main(self, f, *args):
-        value = self.everywhere(f, *args) if self.is_main else self.everywhere(int)
-        return self.gather(value)[0]
+    def on_main(self, f, *args): return self._outcomes(f, args, self.is_main, sends=True)[1][0][0]
+
+    def everywhere(self, f, *args): return self._outcomes(f, args, True, sends=False)[0]
 
     def check_same(self, what, values):
         first, *others = self.gather(values)

@@ -184,10 +184,14 @@ def load_shares(folder:str|Path, model, optimizer, share:Share)->dict: # name: t
 
     The model is already shared between ranks, and the optimizer fresh, made for this model."""
     params = dict(model.named_parameters())
+    missing, another = set(params), 'belongs to another model'
     beside = {EXTRA_PREFIX: {}, RNG_PREFIX: {}}
     def targets_of(key, whole, dtype):
         kind, _, rest = key.partition('/')
-        if kind == 'model': return pieces_of(key, params[rest].detach(), rest, share)
+        if kind == 'model':
+            if share.shapes.get(rest) != whole: raise UserError(f'{folder} {another} ({rest} is {whole}).')
+            missing.remove(rest)
+            return pieces_of(key, params[rest].detach(), rest, share)
         prefix, _, name = rest.partition('/')
         if prefix in beside:
             beside[prefix][name] = t = torch.empty(whole, dtype=dtype)
@@ -201,5 +205,6 @@ def load_shares(folder:str|Path, model, optimizer, share:Share)->dict: # name: t
         optimizer.state[params[name]][state_key] = state
         return pieces_of(key, state, name, share) if is_cut else [_whole_piece(key, state)]
     _read_pieces(folder, targets_of)
+    if missing: raise UserError(f'{folder} {another} (it lacks {min(missing)}).')
     set_rng_states(beside[RNG_PREFIX])
     return beside[EXTRA_PREFIX]

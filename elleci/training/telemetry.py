@@ -202,7 +202,7 @@ from ..planning.account import Account, downsample_max
 
 # %% ../../nbs/68_telemetry_meters.ipynb #7a2f8fa4
 def model_flops(model:ModelConfig, train:TrainConfig, step:int=0)->int: # operations
-    "What an optimizer step has to multiply and add, forward and backward, computed once"
+    "What an optimizer step has to multiply and add, forward and backward, nothing recomputed"
     shape = step_shape(train, step) if step else train
     shape = dict(seq_len=shape.seq_len, batch_size=shape.batch_size)
     phases = step_flops(model, dataclasses.replace(train, **shape, seq_len_schedule=()))
