@@ -16,7 +16,7 @@ BUDGET = {
 }
 # Rooms that are still being emptied: what they weigh today, which may only fall.
 STILL = {
-    'memory': 4219, 'planning': 2762, 'ground': 2457, 'training': 2051, 'dashboard': 1125, 'together': 24557,
+    'planning': 2520, 'ground': 2407, 'training': 1902, 'together': 23589,
 }
 BESIDE = {
     'cells that are not exported': 26200, 'nbs/tests': 16150, 'nbs/solutions': 3380, 'data/web': 2200,
