@@ -581,7 +581,7 @@ from .loop import find_lr, stop_on_signal, validate
 from .processes import explain_lost_rank, is_restart, mark_launch, num_ranks
 from .processes import rank_device, run_ranks
 from .recovery import free_memory
-from .telemetry import check_trackers, lock_run_dir, trackers
+from .telemetry import check_trackers, lock_run_dir, read_metrics, sync_metrics, trackers
 
 # %% ../../nbs/76_train_command.ipynb #73ba9b4c
 def _count_steps(folder, config, machine, a):
@@ -652,7 +652,10 @@ def _save_average(attempt):
     atomic_write(folder/'config.json', config_to_json(run.config))
     save_tokenizer(tokenizer, folder/'tokenizer.json')
     renamed = {name.replace('val_', 'average_', 1): value for name, value in metrics.items()}
-    attempt.log(step=run.train.steps, **renamed)
+    # A run that ended between this line and the weights has the line.
+    said = [event for event in read_metrics(run.folder) if event['step'] == run.train.steps]
+    if not any('average_loss' in event for event in said): attempt.log(step=run.train.steps, **renamed)
+    sync_metrics(run.folder)
     # The weights come last: where they are, all is there.
     save_weights(folder, model, step=str(run.train.steps), tokenizer=tokenizer_fingerprint(tokenizer))
     print(
