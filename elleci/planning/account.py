@@ -573,5 +573,5 @@ def can_measure(
     phases = [account.trace.allocations[e].phase for e in account.trace.events if e >= 0]
     # The record is read in the forward pass only, so it grows as long as none is under way.
     read = [-1, *(i for i, phase in enumerate(phases) if phase in ('build', 'forward')), len(phases)]
-    longest = max(np.diff(read)) - 1
+    longest = int(max(np.diff(read))) - 1
     return 2*longest*PROFILER_EVENT_BYTES <= max(16*MiB, account.peak_allocated//10)
