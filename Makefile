@@ -19,7 +19,7 @@ test-changed: .venv/dev  ## the checks that reach something that has changed sin
 pins: .venv/dev   ## what a change that only moves code leaves as it is: losses, accounts, plans, shards, flags, names
 	$(BIN)/python .ci/pins.py
 
-mutants: .venv/dev  ## what the checks are worth: plausible mistakes, planted one by one; some hours on two cores
+mutants: .venv/dev  ## what the checks are worth: plausible mistakes, planted one by one; about an hour on two cores
 	@$(PIP) coverage
 	$(BIN)/python .ci/mutants.py --reach
 	$(BIN)/python .ci/mutants.py
