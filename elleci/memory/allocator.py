@@ -379,8 +379,8 @@ def _parse_value(key:str, text:str): # bool, int, float or tuple
     if key == 'expandable_segments':
         pattern, read, allowed = 'True|False', 'True'.__eq__, 'True or False, with a capital'
     value = read(text) if re.fullmatch(pattern, text) else None
-    is_share = read is not float or 0 < (value or 0) < 1 or value in (0, 1) and key.endswith('fraction')
-    if value is not None and is_share: return value
+    in_range = read is not float or 0 < (value or 0) < 1 or value in (0, 1) and key.endswith('fraction')
+    if value is not None and in_range: return value
     raise UserError(f'{key} is {text!r}: give {allowed}.')
 
 # %% ../../nbs/12_allocator_config.ipynb #64f21ad8
