@@ -20,10 +20,10 @@ from .accumulate import GradAccumStep, OneProcess, autocast, check_labels, count
 from .accumulate import eval_mode, fp32_gradients, nonfinite_grads, step_result
 from .accumulate import weight_aux_losses
 from .checks import StepRNG, check_block, params_by_unit, units
+from .decoder import decoder_of
 from .compile import compile_blocks, configure_model
-from ..layers.embed import embed
 from ..layers.ffn import cache_ternary_weights
-from ..model import Elleci, token_loss
+from ..model import Elleci
 
 # %% ../../nbs/61_layer_major.ipynb #68062cfb
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ def _check_supported(model, optimizer, precision):
             raise UserError(f'The optimizer has no parameter {name}: make it for this model.')
 
 # %% ../../nbs/61_layer_major.ipynb #e8052ba4
-def _backward_from(y, dy, aux_losses):
+def _backward_from(y, dy, aux_losses, more=()):
     "Back-propagate dy from an output y, and the losses added on the way to it, where they have a graph"
-    roots = [(y, dy), *((v, torch.ones_like(v)) for v in aux_losses)]
+    roots = [(y, dy), *more, *((v, torch.ones_like(v)) for v in aux_losses)]
     roots = [(t, gradient) for t, gradient in roots if t.requires_grad]
     if roots: torch.autograd.backward(*zip(*roots))
 
@@ -65,8 +65,7 @@ def _backward_from(y, dy, aux_losses):
 class _UnitCompute:
     "Computes and back-propagates single units for single micro-batches; it knows no order and no placement"
     def __init__(self, model, precision, device, rng):
-        self.model = model
-        self.units = units(model)
+        self.decoder, self.units = decoder_of(model), units(model)
         self.precision, self.device = precision, device
         self.rng = rng
         self.checked = set()      # blocks that may be recomputed
@@ -74,23 +73,26 @@ class _UnitCompute:
     def begin_step(self, global_step, n_labels):
         self.global_step, self.n_labels = global_step, n_labels
         self.aux_losses = []      # of this step, detached
+        self.beside = {}          # micro-batch: what blocks get beside x
 
     def autocast(self): return autocast(self.device, self.precision)
 
     def forward(self, unit, m, x, seq_idx):
         "The output of a unit below the head for micro-batch m; `x` are tokens for the embedding"
         self.rng.position = self.global_step, m
-        module = self.units[unit][0]
-        if unit == 'embedding': return embed(self.model, x, seq_idx)
+        if unit == 'embedding':
+            y, self.beside[m] = self.decoder.begin(x, seq_idx)
+            return y
+        def call(x): return self.decoder.block(unit, x, self.beside[m])
         if unit not in self.checked:
-            check_block(unit, module, x, seq_idx)
+            check_block(unit, self.units[unit][0], x, call)
             self.checked.add(unit)
-        return module(x, seq_idx)
+        return call(x)
 
     def head_loss_backward(self, h, labels):
         "The loss of a micro-batch; the gradients of the head and of `h` are accumulated"
         with self.autocast(), collect_aux_losses() as aux_losses:
-            loss = token_loss(self.model, h, labels)/self.n_labels
+            loss = self.decoder.loss(h, labels)/self.n_labels
         if aux_losses:
             raise UserError(
                 'The norm or the head adds to the loss: only what blocks add is weighted and reported; '
@@ -101,19 +103,19 @@ class _UnitCompute:
 
     def recompute_and_backward(self, unit, m, x, dy, micro_batch):
         "The gradient of a block's input for micro-batch m; those of its weights are accumulated"
-        _, labels, seq_idx = micro_batch
+        _, labels, _ = micro_batch
         x = x.detach().requires_grad_()
         self.rng.position = self.global_step, m
         with self.autocast(), collect_aux_losses() as aux_losses:
-            y = self.units[unit][0](x, seq_idx)
+            y = self.decoder.block(unit, x, self.beside[m])
         _backward_from(y, dy, self.weighted(aux_losses, labels))
         return torch.zeros_like(x) if x.grad is None else x.grad
 
     def recompute_embedding(self, m, tokens, seq_idx):
-        "The embedding of micro-batch m with a graph, and the auxiliary losses that it added"
+        "The embedding of micro-batch m with a graph, further roots, and the auxiliary losses that it added"
         self.rng.position = self.global_step, m
-        with self.autocast(), collect_aux_losses() as aux_losses:
-            return embed(self.model, tokens, seq_idx), aux_losses
+        with self.autocast(), collect_aux_losses() as aux_losses: y, new = self.decoder.begin(tokens, seq_idx)
+        return y, self.decoder.more_roots(self.beside.pop(m), new), aux_losses
 
     def weighted(self, aux_losses, labels):
         "Auxiliary losses with the weight of their micro-batch; they are noted for the step's result"
@@ -138,7 +140,7 @@ class _UnitUpdates:
         self.max_grad_norm = max_grad_norm
         self.device, self.offload, self.ranks = device, offload, ranks
         self.params_by_unit = params_by_unit(model)
-        self.tied_weights = [model.head.weight] if model.head.weight is model.embedding.weight else []
+        self.tied_weights = decoder_of(model).tied
         self.updated_units = []   # of the step that is being made
 
     def begin_step(self, global_step):
@@ -243,7 +245,8 @@ class LayerMajorStep:
         self.on_update = None         # or a function of (unit, its parameters), e.g. to average weights
         self.around_step = contextlib.nullcontext # called with micro-batches: e.g. to measure the step
         self.partial_step = ''        # why no further step can be made, after one that ended half-way
-        self.units = units(model)
+        self.units, self.decoder = units(model), decoder_of(model)
+        self.decoder.place(self.device)
         self.vocab_size = model.head.weight.shape[0]
         self.below = dict(zip([*self.units][1:], self.units))
         self.params_by_unit = params_by_unit(model)
@@ -254,7 +257,7 @@ class LayerMajorStep:
         self.ranks = ranks or OneRank()
         self.ranks.place(model, optimizer, placement, self.device)
         # A tied matrix is needed at both ends of the model.
-        tied = model.head.weight is model.embedding.weight
+        tied = self.decoder.tied
         if placement.states_on == 'disk' and states_file is None:
             states_file = MappedFile(self.device)
         self.offload = ParameterOffload(
@@ -273,6 +276,7 @@ class LayerMajorStep:
         with self.around_step(micro_batches):
             n_labels = count_labels(micro_batches, self.vocab_size)
             micro_batches = [self.ranks.share(micro_batch) for micro_batch in micro_batches]
+            micro_batches = self.decoder.micro_batches(micro_batches)
             self.n_micro_batches = len(micro_batches)
             self.compute.begin_step(self.global_step, n_labels)
             self.updates.begin_step(self.global_step)
@@ -342,9 +346,9 @@ class LayerMajorStep:
         with self.offload.on_device('embedding', states=True):
             with self.ranks.gathered('embedding'):
                 for m, (tokens, labels, seq_idx) in enumerate(micro_batches):
-                    y, aux_losses = self.compute.recompute_embedding(m, tokens, seq_idx)
+                    y, more, aux_losses = self.compute.recompute_embedding(m, tokens, seq_idx)
                     dy = self._activation('embedding', m)
-                    _backward_from(y, dy, self.compute.weighted(aux_losses, labels))
+                    _backward_from(y, dy, self.compute.weighted(aux_losses, labels), more)
                     del dy
                     self.activations.drop(('embedding', m))
             self._update('embedding')
@@ -369,7 +373,11 @@ class LayerMajorStep:
         "As `GradAccumStep.evaluate`"
         # A head that is shared between processes is smaller than the vocabulary.
         check_labels(labels, self.vocab_size)
-        x = None
+        parts = self.decoder.micro_batches([(tokens, labels, seq_idx)])
+        return sum((self._evaluate(*part) for part in parts), torch.zeros((), device=self.device))
+
+    def _evaluate(self, tokens, labels, seq_idx):
+        x = beside = None
         for unit, above in zip(self.units, [*self.units][1:] + [None]):
             with (
                 eval_mode(self.model),
@@ -378,11 +386,11 @@ class LayerMajorStep:
                 self.compute.autocast(),
             ):
                 if unit == 'embedding':
-                    x = embed(self.model, tokens, seq_idx)
+                    x, beside = self.decoder.begin(tokens, seq_idx)
                 elif unit == 'head':
-                    total = token_loss(self.model, x, labels)
+                    total = self.decoder.loss(x, labels)
                 else:
-                    x = self.units[unit][0](x, seq_idx)
+                    x = self.decoder.block(unit, x, beside)
         return total
 
 # %% ../../nbs/61_layer_major.ipynb #40a9cf0d
