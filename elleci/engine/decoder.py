@@ -5,11 +5,12 @@
 # %% auto #0
 __all__ = ['OwnDecoder', 'Decoder', 'decoder_of']
 
-# %% ../../nbs/61_decoders.ipynb #8dd602fc
+# %% ../../nbs/61_decoders.ipynb #0d07fa98
 import contextlib, contextvars, inspect, sys
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 from ..annotate import LOSS_WORKSPACE_BYTES
@@ -23,7 +24,7 @@ from ..kernels.ssd import ssd
 from ..layers.embed import embed
 from ..model import token_loss
 
-# %% ../../nbs/61_decoders.ipynb #1c503eaa
+# %% ../../nbs/61_decoders.ipynb #ccd4a5f7
 class OwnDecoder:
     "An `Elleci` as a layer-major step sees it, or what has its embedding, blocks, norm and head"
     def __init__(self, model):
@@ -48,7 +49,7 @@ class OwnDecoder:
     # () nats, summed over the labels, with a graph.
     def loss(self, x, labels): return token_loss(self.model, x, labels)
 
-# %% ../../nbs/61_decoders.ipynb #99f16da3
+# %% ../../nbs/61_decoders.ipynb #7b9ed552
 class _NotPacked(Exception): "A layer mixes tokens in a way that we cannot keep within documents"
 
 
@@ -102,7 +103,7 @@ def _scan(
     dt, documents = dt.clamp(*dt_limit).contiguous(), document_ids(rows.seq_idx)
     return ssd(hidden_states, dt, A, B, C, D=D, seq_idx=documents, check=False)
 
-# %% ../../nbs/61_decoders.ipynb #a6bdf851
+# %% ../../nbs/61_decoders.ipynb #a605fd32
 # What the modules of models look up by these names; a fused kernel that knows no documents is not there.
 _KERNELS = dict(
     causal_conv1d_fn=_convolve,
@@ -113,10 +114,9 @@ _ATTENTION = 'elleci-documents'
 
 
 def _register_attention():
-    "Our attention under a name of its own in transformers' tables; it needs no mask"
+    "Our attention under a name of its own in transformers' table; without one in that of masks none is made"
     transformers = require('transformers', 'train a model of transformers')
     transformers.AttentionInterface.register(_ATTENTION, _attend)
-    transformers.AttentionMaskInterface.register(_ATTENTION, lambda *_, **__: None)
 
 
 @contextlib.contextmanager
@@ -133,7 +133,7 @@ def _own_kernels(config, modules, seq_idx): # gives `_Rows`
         for module, name, function in found: setattr(module, name, function)
         _rows.reset(token)
 
-# %% ../../nbs/61_decoders.ipynb #02bffa7b
+# %% ../../nbs/61_decoders.ipynb #912eab65
 class _StandIn(nn.Module):
     "In the place of a layer; a model may ask it for the layer's attributes"
     def __init__(self, layer, forward):
@@ -154,7 +154,7 @@ class _Calls:
         self.layers = []  # (args, kwargs) of each
         self.used = {}    # {layer: its tensors that get a gradient, as leaves}
 
-# %% ../../nbs/61_decoders.ipynb #be750d16
+# %% ../../nbs/61_decoders.ipynb #0ca3c858
 def _layer_list(hf):
     "(The module it belongs to, its name there) of the longest list of layers"
     lists = [(name, m) for name, m in hf.named_modules() if isinstance(m, nn.ModuleList) and len(m)]
@@ -175,6 +175,13 @@ def _check_class(hf):
         raise UserError(f'{name} has no head that gives logits: give its class for causal language models.')
 
 
+class _YesOnMeta(TorchDispatchMode):
+    "Where a model asks a tensor without numbers, it is told that its rows are as usual"
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        asks = func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta
+        return True if asks else func(*args, **(kwargs or {}))
+
+
 def _documents_apart(micro_batch):
     "The documents of a micro-batch that have a label, each as one of its own"
     for row in zip(*micro_batch):
@@ -185,7 +192,7 @@ def _documents_apart(micro_batch):
             _, labels, _ = document
             if labels.is_meta or (labels != IGNORE_INDEX).any(): yield tuple(t[None] for t in document)
 
-# %% ../../nbs/61_decoders.ipynb #0cd69be5
+# %% ../../nbs/61_decoders.ipynb #457d64c2
 class Decoder(nn.Module):
     """A decoder of transformers as a layer-major step sees it: what is in front of its layers, each layer,
     and what is behind them. All is found by looking: no architecture is known by name.
@@ -209,7 +216,7 @@ class Decoder(nn.Module):
         self.loss_workspace_bytes = LOSS_WORKSPACE_BYTES
         was_training = hf.training
         hf.eval()
-        self._look()
+        with _YesOnMeta() if self._device.type == 'meta' else contextlib.nullcontext(): self._look()
         hf.train(was_training)
 
     embedding = property(lambda self: self.hf.get_input_embeddings())
@@ -234,10 +241,10 @@ class Decoder(nn.Module):
 
     def _as_given(self, x): return x if self._tuple_size is None else (x, *[None]*(self._tuple_size - 1))
 
-    def _forward(self, tokens, seq_idx):
-        "The model's own forward, with positions that are counted in each document"
+    def _forward(self, tokens, seq_idx=None):
+        "The model's own forward; of packed rows, with positions that are counted in each document"
         inputs = dict(input_ids=tokens, use_cache=False)
-        if self._takes_positions:
+        if seq_idx is not None and self._takes_positions and self._is_packed(seq_idx):
             at = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
             is_start = F.pad(seq_idx[:, 1:] != seq_idx[:, :-1], (1, 0), value=True)
             inputs['position_ids'] = at - (at*is_start).cummax(1).values
@@ -318,7 +325,7 @@ class Decoder(nn.Module):
     def _behind(self, x): # (B, T, D) → (B, T, V) logits
         tokens = torch.zeros(x.shape[:2], dtype=torch.int64, device=x.device)
         with self._stand_ins(lambda i: lambda *_, **__: self._as_given(x)), self._front_elsewhere():
-            return self._forward(tokens, tokens)
+            return self._forward(tokens)
 
     def _with_head(self, forward, x):
         "`_behind` with another function for the head's"
@@ -345,14 +352,14 @@ class Decoder(nn.Module):
         self._tuple_size, self._wanted = None, {}
         self.tied, self.params_by_unit = [], dict(embedding=[])
         hook = self.blocks[0].register_forward_hook(lambda module, args, y: outputs.append(y))
-        with torch.no_grad(): self._forward(tokens[:, :7], whole[:, :7])
+        with torch.no_grad(): self._forward(tokens)
         hook.remove()
         y = outputs[0]
         if isinstance(y, tuple): y, self._tuple_size = y[0], len(y)
         self._find_units(tokens, whole, y)
         self._find_scale(y)
         if self._packs: self._packs = self._try_packed(tokens, seq_idx)
-        if not self._device.type == 'meta': self._check(tokens, seq_idx)
+        if self._device.type != 'meta': self._check(tokens, seq_idx)
 
     def _find_units(self, tokens, seq_idx, y):
         "Whose the parameters are: of what is in front of the layers, of a layer, of what is behind them"
@@ -432,7 +439,7 @@ class Decoder(nn.Module):
         "Layer by layer, and packed if it can be, a model must compute what it does of each document alone"
         n, one = int((seq_idx == 0).sum()), torch.zeros_like(seq_idx)
         documents = tokens[:, :n], tokens[:, n:]
-        alone = torch.cat([self._forward(t, torch.zeros_like(t)) for t in documents], 1)
+        alone = torch.cat([self._forward(t) for t in documents], 1)
         is_half = self.embedding.weight.dtype == torch.bfloat16
         tolerance = float(alone.float().std())*(.1 if is_half else 1e-3)
         def is_same(found, wanted): return float((found - wanted).abs().max()) <= tolerance
@@ -445,7 +452,7 @@ class Decoder(nn.Module):
         if self._packs: return
         if not is_same(self._layers_alone(tokens[:, :n], one[:, :n]), alone[:, :n]): self._refuse('A layer')
 
-# %% ../../nbs/61_decoders.ipynb #01e4bf8b
+# %% ../../nbs/61_decoders.ipynb #b0213a50
 def decoder_of(model:nn.Module): # a `Decoder`, or an `Elleci`
     "What a layer-major step asks a model for"
     return model if isinstance(model, Decoder) else OwnDecoder(model)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from ..core import UserError
 from ..layers.aux_losses import collect_aux_losses
-from ..config import ModelConfig, TrainConfig
+from ..config import ModelConfig, Pretrained, TrainConfig
 from ..annotate import layer_scope
 from .mapped_file import MappedFile
 from .offload import TransferStream, ActivationStore, ParameterOffload
@@ -21,6 +21,7 @@ from .accumulate import eval_mode, fp32_gradients, nonfinite_grads, step_result
 from .accumulate import weight_aux_losses
 from .checks import StepRNG, check_block, params_by_unit, units
 from .decoder import decoder_of
+from .pretrained import make_decoder
 from .compile import compile_blocks, configure_model
 from ..layers.ffn import cache_ternary_weights
 from ..model import Elleci
@@ -395,11 +396,12 @@ class LayerMajorStep:
 
 # %% ../../nbs/61_layer_major.ipynb #40a9cf0d
 def make_model(
-    cfg:ModelConfig,
+    cfg:ModelConfig|Pretrained,
     train:TrainConfig, # its precision, checkpointing
     device:torch.device|str='cpu', # where its weights are made; 'meta' for shapes alone
-)->Elleci:
+)->nn.Module: # an `Elleci`, or a `Decoder`
     "A fresh model, its weights made in the dtype in which they are trained (rates and norms in fp32)"
+    if isinstance(cfg, Pretrained): return make_decoder(cfg, train, device)
     half = train.precision == 'bf16-weights'
     # Weights in bf16 are drawn in bf16, so that no larger copy of them ever exists.
     with torch.device('meta' if half else device): model = Elleci(cfg, train.checkpointing)
