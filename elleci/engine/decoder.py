@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['OwnDecoder', 'Decoder', 'decoder_of']
 
-# %% ../../nbs/61_decoders.ipynb #0d07fa98
+# %% ../../nbs/61_decoders.ipynb #d6d5b307
 import contextlib, contextvars, inspect, sys
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from ..kernels.ssd import ssd
 from ..layers.embed import embed
 from ..model import token_loss
 
-# %% ../../nbs/61_decoders.ipynb #ccd4a5f7
+# %% ../../nbs/61_decoders.ipynb #13a94544
 class OwnDecoder:
     "An `Elleci` as a layer-major step sees it, or what has its embedding, blocks, norm and head"
     def __init__(self, model):
@@ -49,7 +49,7 @@ class OwnDecoder:
     # () nats, summed over the labels, with a graph.
     def loss(self, x, labels): return token_loss(self.model, x, labels)
 
-# %% ../../nbs/61_decoders.ipynb #7b9ed552
+# %% ../../nbs/61_decoders.ipynb #4a0f6a10
 class _NotPacked(Exception): "A layer mixes tokens in a way that we cannot keep within documents"
 
 
@@ -72,9 +72,8 @@ def _attend(
     rows, groups, (T, width) = _rows.get(), query.shape[1]//key.shape[1], query.shape[2:]
     rows.asked += 1
     if sliding_window: rows.window = min(rows.window or sliding_window, sliding_window)
-    strange = attention_mask is not None or dropout or softcap or is_causal is False
-    strange |= (sliding_window or T) < T or any(isinstance(v, Tensor) for v in more.values())
-    if strange: raise _NotPacked
+    is_strange = dropout or softcap or is_causal is False or (sliding_window or T) < T
+    if is_strange or any(isinstance(v, Tensor) for v in (attention_mask, *more.values())): raise _NotPacked
     if groups > 1: key, value = (t.repeat_interleave(groups, 1) for t in (key, value))
     # Keys may be wider than values.
     widest = max(width, value.shape[3])
@@ -103,7 +102,7 @@ def _scan(
     dt, documents = dt.clamp(*dt_limit).contiguous(), document_ids(rows.seq_idx)
     return ssd(hidden_states, dt, A, B, C, D=D, seq_idx=documents, check=False)
 
-# %% ../../nbs/61_decoders.ipynb #a605fd32
+# %% ../../nbs/61_decoders.ipynb #5407692a
 # What the modules of models look up by these names; a fused kernel that knows no documents is not there.
 _KERNELS = dict(
     causal_conv1d_fn=_convolve,
@@ -133,7 +132,7 @@ def _own_kernels(config, modules, seq_idx): # gives `_Rows`
         for module, name, function in found: setattr(module, name, function)
         _rows.reset(token)
 
-# %% ../../nbs/61_decoders.ipynb #912eab65
+# %% ../../nbs/61_decoders.ipynb #dd64f167
 class _StandIn(nn.Module):
     "In the place of a layer; a model may ask it for the layer's attributes"
     def __init__(self, layer, forward):
@@ -154,7 +153,7 @@ class _Calls:
         self.layers = []  # (args, kwargs) of each
         self.used = {}    # {layer: its tensors that get a gradient, as leaves}
 
-# %% ../../nbs/61_decoders.ipynb #0ca3c858
+# %% ../../nbs/61_decoders.ipynb #5e556cbd
 def _layer_list(hf):
     "(The module it belongs to, its name there) of the longest list of layers"
     lists = [(name, m) for name, m in hf.named_modules() if isinstance(m, nn.ModuleList) and len(m)]
@@ -192,7 +191,7 @@ def _documents_apart(micro_batch):
             _, labels, _ = document
             if labels.is_meta or (labels != IGNORE_INDEX).any(): yield tuple(t[None] for t in document)
 
-# %% ../../nbs/61_decoders.ipynb #457d64c2
+# %% ../../nbs/61_decoders.ipynb #348da13d
 class Decoder(nn.Module):
     """A decoder of transformers as a layer-major step sees it: what is in front of its layers, each layer,
     and what is behind them. All is found by looking: no architecture is known by name.
@@ -406,19 +405,10 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def _layers_alone(self, tokens, seq_idx):
-        "The logits, layer by layer"
-        x, calls = self.begin(tokens, seq_idx)
-        for unit in self._numbers:
-            before = [id(t) for t in tree_flatten(calls.layers)[0]]
-            x = self.block(unit, x, calls)
-            if [id(t) for t in tree_flatten(calls.layers)[0]] != before: self._refuse(unit)
+        "The logits, layer by layer: nothing that an earlier layer has left is there, but hidden states"
+        x, _ = self.begin(tokens, seq_idx)
+        for unit in self._numbers: x = self.block(unit, x, self.begin(tokens, seq_idx)[1])
         return self._behind(x)
-
-    def _refuse(self, unit):
-        raise UserError(
-            f'{unit} of {type(self.hf).__name__} hands on more than hidden states, whose gradients would be '
-            'lost: it cannot be trained layer by layer.'
-        )
 
     @torch.no_grad()
     def _try_packed(self, tokens, seq_idx):
@@ -443,16 +433,23 @@ class Decoder(nn.Module):
         is_half = self.embedding.weight.dtype == torch.bfloat16
         tolerance = float(alone.float().std())*(.1 if is_half else 1e-3)
         def is_same(found, wanted): return float((found - wanted).abs().max()) <= tolerance
-        if self._packs:
-            packed = self._layers_alone(tokens, seq_idx)
-            changed = torch.cat([tokens[:, :n].flip(1), tokens[:, n:]], 1)
-            # Of another first document the second must not know one bit.
-            apart = torch.equal(self._layers_alone(changed, seq_idx)[:, n:], packed[:, n:])
-            self._packs = apart and is_same(packed, alone)
-        if self._packs: return
-        if not is_same(self._layers_alone(tokens[:, :n], one[:, :n]), alone[:, :n]): self._refuse('A layer')
+        cause = None
+        try:
+            if self._packs:
+                packed = self._layers_alone(tokens, seq_idx)
+                changed = torch.cat([documents[0].flip(1), documents[1]], 1)
+                # Of another first document the second must not know one bit.
+                apart = torch.equal(self._layers_alone(changed, seq_idx)[:, n:], packed[:, n:])
+                self._packs = apart and is_same(packed, alone)
+            if self._packs or is_same(self._layers_alone(documents[0], one[:, :n]), alone[:, :n]): return
+        # A model may fail in any way without what it misses.
+        except Exception as e: cause = e
+        raise UserError(
+            f'Layers of {type(self.hf).__name__} hand on more than hidden states (keys and values, perhaps), '
+            'whose gradients would be lost: it cannot be trained layer by layer.'
+        ) from cause
 
-# %% ../../nbs/61_decoders.ipynb #b0213a50
+# %% ../../nbs/61_decoders.ipynb #7abd3dbe
 def decoder_of(model:nn.Module): # a `Decoder`, or an `Elleci`
     "What a layer-major step asks a model for"
     return model if isinstance(model, Decoder) else OwnDecoder(model)
