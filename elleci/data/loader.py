@@ -294,7 +294,8 @@ from .curriculum import easy_first, rarity, steps_for_epochs
 from .packing import PackedRows, TokenStore, pack_documents
 from .shards import Shards, pretokenize, read_range, read_skipped, tokenizer_fingerprint
 from .sources import VAL_FRACTION, is_validation, iter_documents, parse_spec
-from .tokenizer import encode_documents
+from .pretrained_tokenizer import token_ids
+from .tokenizer import chat_text_of, encode_documents
 
 # %% ../../nbs/74_mixing_open.ipynb #5fa00d8d
 def _split_numbers(names):
@@ -324,7 +325,9 @@ def _split_single_document(shards, train, on_exhausted):
 # %% ../../nbs/74_mixing_open.ipynb #9672ad00
 def _open_stored(name, spec, tok, folder, train):
     "Training and validation rows of a source that has an end"
-    def open_documents(): return iter_documents(name, spec, max_samples=train.max_samples)
+    def open_documents():
+        return iter_documents(name, spec, max_samples=train.max_samples, chat_text=chat_text_of(tok))
+
     if spec.kind == 'shards': shards = Shards(spec.where, tok)
     else: shards = _open_or_pretokenize(folder, tok, open_documents)
     if 1 in (shards.num_documents, train.max_samples):
@@ -333,7 +336,8 @@ def _open_stored(name, spec, tok, folder, train):
     names = (n for k in numbers for n in shards.details(k).names)
     train_docs, val_docs = _split_numbers(islice(names, train.max_samples or None))
     if train.easy_first:
-        difficulty = rarity([(shards.map(k), shards.details(k).lengths) for k in numbers])[train_docs]
+        parts = [(token_ids(shards.map(k)), shards.details(k).lengths) for k in numbers]
+        difficulty = rarity(parts)[train_docs]
         train_docs = train_docs[easy_first(difficulty, seed=train.seed)]
     pack = functools.partial(pack_documents, shards, train.seq_len)
     train_rows = pack(
@@ -373,7 +377,8 @@ def _open_streamed(name, spec, tok, folder, train):
     "Training and validation rows of a source that is read while it is trained on"
     # More text than the validation rows can hold, at 8 characters a token.
     max_chars = 8*train.val_rows*train.seq_len
-    open_at = functools.partial(iter_documents, name, spec, max_samples=train.max_samples)
+    reading = dict(max_samples=train.max_samples, chat_text=chat_text_of(tok))
+    open_at = functools.partial(iter_documents, name, spec, **reading)
     val = _open_or_pretokenize(
         folder, tok, lambda: _validation_documents(name, open_at(), max_chars, train.max_skipped_ratio)
     )

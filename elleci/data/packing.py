@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from ..core import UserError
 from ..documents import IGNORE_INDEX
+from .pretrained_tokenizer import NOT_LEARNED, token_ids
 from .tokenizer import PAD
 from .shards import Shards, read_range
 
@@ -98,9 +99,10 @@ def build_row(
     for i, (start, stop, doc_end) in enumerate(spans):
         length = stop - start
         # One token more, if the document has it, is the label of the last one.
-        found = read(start, min(stop + 1, doc_end))
-        tokens[at:at + length] = found[:length]
-        labels[at:at + len(found) - 1] = found[1:]
+        found = np.asarray(read(start, min(stop + 1, doc_end)), np.int64)
+        ids = token_ids(found)
+        tokens[at:at + length] = ids[:length]
+        labels[at:at + len(found) - 1] = np.where(found[1:] < NOT_LEARNED, ids[1:], IGNORE_INDEX)
         seq_idx[at:at + length] = i
         at += length
     return tokens, labels, seq_idx

@@ -14,7 +14,8 @@ from ..commands import elleci_pretokenize  # noqa: F401
 from .sources import SkippedRows, data_settings, iter_documents, mean_shares
 from .sources import parse_spec, train_tokenizer_on, unread_files
 from .shards import Part, Shards, begin_folder, text_size, write_shards
-from .tokenizer import TOKENIZERS, encode_documents, load_tokenizer
+from .tokenizer import TOKENIZERS, chat_text_of, encode_documents, load_tokenizer
+from .tokenizer import tokenizer_path
 from ..toml import to_toml
 
 # %% ../../nbs/72_prepare.ipynb #1f088c53
@@ -41,7 +42,8 @@ def _up_to(documents, max_bytes):
 
 def _bytes_per_token(name, spec, tok):
     "Bytes of text that a token carries in the first half megabyte of a source"
-    beginning = list(_up_to(SkippedRows().good(iter_documents(name, spec)), 2**19))
+    documents = iter_documents(name, spec, chat_text=chat_text_of(tok))
+    beginning = list(_up_to(SkippedRows().good(documents), 2**19))
     return sum(map(text_size, beginning))/sum(map(len, encode_documents(tok, beginning)))
 
 
@@ -101,7 +103,7 @@ _DEFAULT_VOCAB = dict(bpe=ModelConfig.vocab_size, char=128, byte=384)
 def _resolve_tokenizer(out, settings, tokenizer, vocab_size, allow_unused_vocab):
     "The tokenizer of the folder, the one that was named, or one that is learned"
     path = None if tokenizer in (None, *TOKENIZERS) else tokenizer
-    if path is None and (out/'tokenizer.json').exists(): path = out/'tokenizer.json'
+    if path is None and tokenizer_path(out).exists(): path = tokenizer_path(out)
     if path is not None: return load_tokenizer(path, vocab_size)
     kind = tokenizer or 'bpe'
     options = dict(mix=settings['mix'], kind=kind, allow_unused_vocab=allow_unused_vocab)
@@ -118,7 +120,7 @@ def pretokenize(
     for name, spec in sources.items():
         if parse_spec(spec).kind == 'shards':
             raise UserError(f'{name} ({spec}) is tokenised already: train on it, or give the text.')
-        if name in ('recipe.toml', 'card.json', 'tokenizer.json'):
+        if name in ('recipe.toml', 'card.json', 'tokenizer.json', 'tokenizer'):
             raise UserError(f'A source is called {name}, as a file that is written here: give another name.')
     tok = _resolve_tokenizer(out, settings, tokenizer, vocab_size, allow_unused_vocab)
     limits = _limits(sources, mean_shares(settings['data'], settings['mix']), tok, max_tokens, max_bytes)
@@ -129,7 +131,8 @@ def pretokenize(
     for name, spec in sources.items():
         if (folders[name]/'index.json').exists(): continue
         if line := unread_files(name, spec): print(line)
-        documents = _up_to(iter_documents(name, spec), limits.get(name))
+        documents = iter_documents(name, spec, chat_text=chat_text_of(tok))
+        documents = _up_to(documents, limits.get(name))
         is_known = False
         progress = sys.stderr.isatty()
         missing += len(write_shards(documents, folders[name], tok, shard_bytes or 2**26, progress, part))

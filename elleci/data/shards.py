@@ -16,6 +16,8 @@ import numpy as np
 from ..core import Range, UserError, atomic_write, require, validate_ranges
 from .sources import Document, SkippedRows, SourceRows
 from .tokenizer import VocabSize, encode_documents, load_tokenizer, save_tokenizer
+from .tokenizer import tokenizer_path
+from .pretrained_tokenizer import PretrainedTokenizer
 from ..files import decode_json, sealed_json
 
 # %% ../../nbs/72_pretokenize.ipynb #81193cec
@@ -79,7 +81,7 @@ class _ShardDetails:
     "00000.json: what is in a shard"
     text_bytes:_Size
     crc32:_Crc # of the tokens
-    lengths:list[Annotated[int, Range(2, 2**40)]] # tokens of each document, BOS and EOT among them
+    lengths:list[Annotated[int, Range(1, 2**40)]] # tokens of each document, BOS and EOT among them
     names:list[str]
     sources:list[tuple[str, _Size]] # (source, how many documents), in their order
 
@@ -150,7 +152,7 @@ def begin_folder(
     tok, # tokenizers.Tokenizer or `CharTokenizer`
 ):
     "Make a folder for tokens, or go on in one; `UserError` for one that isn't ours, or of another tokenizer"
-    path = out/'tokenizer.json'
+    path = tokenizer_path(out)
     if path.exists():
         if load_tokenizer(path).to_str() == tok.to_str(): return
         raise UserError(f'{path} is of another tokenizer than the one given: give it, or another folder.')
@@ -173,7 +175,8 @@ def write_shards(
     out = Path(out)
     begin_folder(out, tok)
     V = max(tok.get_vocab().values()) + 1
-    dtype = '<u2' if V <= 2**16 else '<u4'
+    # With a pretrained tokenizer, a bit of each token says whether it is learned.
+    dtype = '<u2' if V <= 2**16 and not isinstance(tok, PretrainedTokenizer) else '<u4'
     skipped, entries = SkippedRows(), []
     with require('tqdm', 'show progress').tqdm(unit='B', unit_scale=True, disable=not progress) as bar:
         for number, docs in _in_shards(skipped.good(documents), shard_bytes):
@@ -202,6 +205,7 @@ def write_shards(
 
 # %% ../../nbs/72_pretokenize_read.ipynb #ff97e7a2
 import functools
+from .pretrained_tokenizer import token_ids
 from ..files import decode_sealed
 
 # %% ../../nbs/72_pretokenize_read.ipynb #e69129a8
@@ -272,7 +276,7 @@ class Shards:
         tokens = np.asarray(np.memmap(path, self.dtype, 'r'))
         if zlib.crc32(tokens) != self.shards[shard].crc32:
             raise UserError(f'{path} is not as it was written: {_REPAIR}.')
-        if tokens.max() >= self.index.vocab_size:
+        if token_ids(tokens).max() >= self.index.vocab_size:
             raise UserError(f'{path} has a token beyond its vocabulary: {_REPAIR}.')
         self._mapped[shard] = tokens
         return tokens

@@ -34,27 +34,38 @@ def _printable(text, max_chars=200):
 # %% ../../nbs/71_data.ipynb #38b98099
 def _missing_problem(row, field):
     "Why a row has neither messages nor text under the key `field`"
-    found = [row[key] for key in ('messages', field) if key in row]
+    found = [row[key] for key in ('messages', field, 'conversations') if key in row]
     if not found: return f'no such field: {field} (it has {", ".join(map(str, row)) or "nothing"})'
     values = [value for value in found if value is not None]
     if not values: return 'null'
     return 'empty' if values[0] in ('', []) else f'not text: {type(values[0]).__name__}'
 
 # %% ../../nbs/71_data.ipynb #62e31c71
-def _row_to_document(row, source, name, field='text'):
+# ShareGPT's names of the roles that others call differently.
+_SHAREGPT_ROLES = dict(human='user', gpt='assistant')
+
+
+def _message(message):
+    "A message of a row as `chatml` takes it; one of ShareGPT's is {'from': …, 'value': …}, and perhaps more"
+    if not isinstance(message, dict): return message
+    if {'from', 'value'} <= message.keys():
+        role = message['from']
+        return dict(role=_SHAREGPT_ROLES.get(role, role), content=message['value'])
+    # Parquet gives every message all the keys that any message has.
+    return {key: x for key, x in message.items() if x is not None}
+
+
+def _row_to_document(row, source, name, field='text', chat_text=chatml):
     "A row of a file or dataset, or the exception from reading it, as a `Document`"
     text, messages, problem = '', (), ''
-    found = isinstance(row, dict) and (row.get('messages') or row.get(field))
+    found = isinstance(row, dict) and (row.get('messages') or row.get(field) or row.get('conversations'))
     try:
         if isinstance(row, Exception): raise row
         if not isinstance(row, dict): problem = f'not an object: {type(row).__name__}'
         elif isinstance(found, str): text = found
         elif isinstance(found, list) and found:
-            # Parquet gives every message all the keys that any message has.
-            messages = tuple(
-                {key: x for key, x in m.items() if x is not None} if isinstance(m, dict) else m for m in found
-            )
-            text = chatml(messages)
+            messages = tuple(map(_message, found))
+            text = chat_text(messages)
         else: problem = _missing_problem(row, field)
         text.encode()
         said = [message['content'] for message in messages] or [text]
@@ -248,23 +259,24 @@ def _table_rows(table):
 def _parquet_rows(path, field):
     "The rows of a Parquet file, only the columns that a document is made of, if it has them"
     with require('pyarrow.parquet', f'read {path}').ParquetFile(path) as f:
-        columns = [name for name in ('messages', field) if name in f.schema_arrow.names]
+        columns = [name for name in ('messages', field, 'conversations') if name in f.schema_arrow.names]
         for batch in f.iter_batches(32, columns=columns or None): yield from _table_rows(batch)
 
 # %% ../../nbs/71_data_files.ipynb #e8b7b9de
-def _file_documents(file, path, source, field):
+def _file_documents(file, path, source, field, chat_text=chatml):
     "The documents of a file at or below `path`; `UserError` with its name where it cannot be read on"
     name, suffix = str(file.relative_to(path)) if file != path else file.name, _suffix(file)
     try:
         if suffix == '.parquet':
             for i, row in enumerate(_parquet_rows(file, field)):
-                yield _row_to_document(row, source, f'{name} row {i}', field)
+                yield _row_to_document(row, source, f'{name} row {i}', field, chat_text)
             return
         with _open_text(file) as f:
             if suffix == '.jsonl':
                 for i, line in enumerate(f, 1):
                     if line.isspace(): continue
-                    yield _row_to_document(_attempt(json.loads, line), source, f'{name} line {i}', field)
+                    row = _attempt(json.loads, line)
+                    yield _row_to_document(row, source, f'{name} line {i}', field, chat_text)
             else: yield _row_to_document(_attempt(_text_row, f.read()), source, name)
     except UserError: raise
     except Exception as e:
@@ -390,7 +402,7 @@ def _close(reference):
     if generator := reference(): generator.close()
 
 
-def _open_hub(name, spec, start):
+def _open_hub(name, spec, start, chat_text):
     "The documents of a source of the hub from number `start` on"
     data = _load_hub(name, spec)
 
@@ -400,7 +412,8 @@ def _open_hub(name, spec, start):
         tables, i = (data.skip(start) if start else data).iter(32), start
         try:
             rows = (row for table in tables for row in _table_rows(table))
-            for i, row in enumerate(rows, start): yield _row_to_document(row, name, f'row {i}', spec.field)
+            for i, row in enumerate(rows, start):
+                yield _row_to_document(row, name, f'row {i}', spec.field, chat_text)
         except Exception as e:
             problem = f'{name} was lost at row {i} ({type(e).__name__}: {e})'
             raise UserError(f'{problem}: check the network, and run the same again to go on.') from e
@@ -419,6 +432,7 @@ def iter_documents(
     spec:str|SourceSpec,  # where it is
     start:int=0,    # documents to pass over
     max_samples:int=0, # rows of the source that are read at most; 0: all
+    chat_text=chatml, # what makes a text of messages, from `chat_text_of`
 ): # an iterator of `Document`, bad ones too; raises `UserError` for what cannot be read
     "The documents of a source from number `start` on, always the same ones in the same order"
     if isinstance(spec, str): spec = parse_spec(spec)
@@ -427,10 +441,11 @@ def iter_documents(
     path, embedded = Path(spec.where), spec.where if spec.kind == 'embedded' else ''
     if embedded == 'italian': path = installed_file('corpus')/'italiano'
     if embedded == 'instructions': path = installed_file('corpus')/'istruzioni.jsonl'
-    if spec.kind == 'hub': documents = _open_hub(name, spec, start)
+    if spec.kind == 'hub': documents = _open_hub(name, spec, start, chat_text)
     elif embedded == 'english': documents = islice(_python_documentation(name), start, None)
     else:
-        documents = (d for file in _text_files(path) for d in _file_documents(file, path, name, spec.field))
+        files = _text_files(path)
+        documents = (d for file in files for d in _file_documents(file, path, name, spec.field, chat_text))
         documents = islice(documents, start, None)
     return islice(documents, max(0, max_samples - start)) if max_samples else documents
 

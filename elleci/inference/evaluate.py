@@ -22,7 +22,8 @@ from ..memory.ledger import parameter_counts
 from ..data.loader import open_data
 from ..data.shards import tokenizer_fingerprint
 from ..data.sources import data_settings, iter_documents, parse_spec
-from ..data.tokenizer import SPECIAL_TOKENS, encode_documents, encode_text
+from ..data.pretrained_tokenizer import token_ids
+from ..data.tokenizer import SPECIAL_TOKENS, chat_text_of, encode_documents, encode_text
 from ..engine.accumulate import GradAccumStep
 from ..training.checkpoint import MODEL_FILE, latest_checkpoint, model_folder, model_files
 from ..training.load import load_run
@@ -63,7 +64,8 @@ def validation_documents(
     store = rows.store
     numbers = np.union1d(rows.packing.long_docs, rows.packing.docs)[:limit]
     spans = [store.offsets[number:number + 2] for number in numbers]
-    tokens = [np.asarray(store.read(int(start), int(stop))).astype(np.int64) for start, stop in spans]
+    tokens = [np.asarray(store.read(int(start), int(stop))) for start, stop in spans]
+    tokens = [token_ids(ids).astype(np.int64) for ids in tokens]
     # The first token is not predicted; BOS, which it is nearly always, stands for no text anyway.
     return [EncodedText(ids, float(token_bytes[ids[1:]].sum())) for ids in tokens]
 
@@ -84,9 +86,10 @@ def text_documents(
     "The documents of a text of yours; raises `UserError` where a source has none"
     sources = {}
     for name, spec in data_settings(data)['data']:
-        documents = (document for document in iter_documents(name, spec) if not document.problem)
+        documents = iter_documents(name, spec, chat_text=chat_text_of(tok))
+        documents = (document for document in documents if not document.problem)
         sources[name] = [
-            EncodedText(encode_documents(tok, [document])[0], _text_bytes(document))
+            EncodedText(token_ids(encode_documents(tok, [document])[0]), _text_bytes(document))
             for document in islice(documents, limit)
         ]
         if not sources[name]: raise UserError(f'{spec} holds no text: give a file or a folder that does.')

@@ -11,7 +11,7 @@ from ..core import UserError, pick_device
 from ..config import read_config
 from ..layers.ffn import PackedLinear, pack_model
 from ..engine.layer_major import make_model
-from ..data.tokenizer import load_tokenizer
+from ..data.tokenizer import load_tokenizer, tokenizer_path
 from ..data.shards import tokenizer_fingerprint
 from .checkpoint import MODEL_FILE, latest_checkpoint, load_weights, model_folder
 from .checkpoint import safetensors_metadata
@@ -43,7 +43,7 @@ def load_run(run:str|Path, device:str='auto'): # config, tokenizer, model
             '`elleci.inference.export.from_pretrained`.'
         )
     config = read_config(run)
-    tok = load_tokenizer(run/'tokenizer.json', config.model.vocab_size)
+    tok = load_tokenizer(tokenizer_path(run), config.model.vocab_size)
     folder, metadata = _find_weights(run)
     if metadata.get('tokenizer', tokenizer_fingerprint(tok)) != tokenizer_fingerprint(tok):
         raise UserError(

@@ -15,6 +15,7 @@ from ..core import UserError, seed_everything
 from ..data.loader import Mixture, make_loader
 from ..engine.layer_major import make_engine, make_model
 from ..layers.router import collect_routes, route_share
+from ..data.pretrained_tokenizer import PretrainedTokenizer
 from ..data.tokenizer import HEX_DIGITS, SPECIAL_TOKENS, CharTokenizer
 from ..documents import IGNORE_INDEX
 from ..optim.optimizers import make_optimizer
@@ -28,6 +29,7 @@ from .watchdog import HealthMonitor
 # %% ../../nbs/75_loop.ipynb #167cab5c
 def token_byte_counts(tok)->Tensor: # (V,) float64
     "The bytes of text that each token stands for; special and unused ones stand for none"
+    if isinstance(tok, PretrainedTokenizer): return torch.from_numpy(tok.byte_counts())
     counts = torch.zeros(tok.get_vocab_size(), dtype=torch.float64)
     is_char = isinstance(tok, CharTokenizer)
     for name, token in tok.get_vocab().items():

@@ -229,6 +229,7 @@ from ..core import atomic_write
 from ..data.loader import check_same_data, open_data
 from ..data.sources import train_tokenizer_on
 from ..data.tokenizer import TOKENIZERS, load_tokenizer, num_used_entries, save_tokenizer
+from ..data.tokenizer import tokenizer_path
 from .checkpoint import MODEL_FILE, checkpoints, is_usable_run_dir, safetensors_metadata
 
 # %% ../../nbs/76_run_folder.ipynb #75b16df3
@@ -248,6 +249,7 @@ def _refuse_used(folder):
 def _remove_unsaved(folder):
     "Remove what a run that saved nothing has left: its tokenizer and its tokens"
     (folder/'tokenizer.json').unlink(missing_ok=True)
+    shutil.rmtree(folder/'tokenizer', ignore_errors=True)
     shutil.rmtree(folder/'tokens', ignore_errors=True)
 
 # %% ../../nbs/76_run_folder.ipynb #65cd3bf4
@@ -303,12 +305,12 @@ def resolve(folder:Path, flags:Flags)->Config: # with which the run in it begins
 # %% ../../nbs/76_run_folder.ipynb #83003f39
 def _load_or_learn_tokenizer(folder, config):
     "The run's tokenizer"
-    path, train, vocab_size = folder/'tokenizer.json', config.train, config.model.vocab_size
+    path, train, vocab_size = tokenizer_path(folder), config.train, config.model.vocab_size
     if path.exists(): return load_tokenizer(path, vocab_size)
     specs = [parse_spec(spec) for _, spec in train.data]
     shards = [spec.where for spec in specs if spec.kind == 'shards']
     if train.tokenizer not in TOKENIZERS: tokenizer = load_tokenizer(train.tokenizer, vocab_size)
-    elif shards: tokenizer = load_tokenizer(Path(shards[0])/'tokenizer.json', vocab_size)
+    elif shards: tokenizer = load_tokenizer(tokenizer_path(shards[0]), vocab_size)
     else:
         options = dict(kind=train.tokenizer, max_samples=train.max_samples)
         options |= dict(allow_unused_vocab=train.allow_unused_vocab)
