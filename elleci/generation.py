@@ -15,6 +15,7 @@ from .core import is_out_of_memory
 from .layers.ffn import cache_ternary_weights
 from .decode_step import DecodeStep
 from .model import Elleci
+from .data.pretrained_tokenizer import PretrainedTokenizer
 from .data.tokenizer import BOS, EOT, PAD
 
 # %% ../nbs/75_generate.ipynb #ffcea1b7
@@ -63,6 +64,7 @@ def next_token_candidates(
 # %% ../nbs/75_generate.ipynb #1849df68
 def suppressed_ids(tok)->list: # ids
     "Tokens that no text contains: padding, begin-of-text, and the unused entries of a small vocabulary"
+    if isinstance(tok, PretrainedTokenizer): return tok.suppressed_ids
     unused = [i for token, i in tok.get_vocab().items() if token.startswith('<|unused_')]
     return [PAD, BOS] + sorted(unused)
 
@@ -266,7 +268,8 @@ def check_stop(
 def _stream_rows(model, tok, prompts, max_tokens, sampling, stop):
     "The texts that follow prompts, which are lists of ids; yields (row, piece of its continuation)"
     texts, finished = [TextStream(tok, stop) for _ in prompts], set()
-    for tokens in token_steps(model, prompts, max_tokens, sampling, (EOT,), suppressed_ids(tok), finished):
+    ends = getattr(tok, 'stop_ids', (EOT,))
+    for tokens in token_steps(model, prompts, max_tokens, sampling, ends, suppressed_ids(tok), finished):
         for row, token in tokens.items():
             if piece := texts[row].add(token): yield row, piece
             if texts[row].stopped: finished.add(row)
@@ -278,7 +281,8 @@ def _open_streams(model, tok, prompts, max_tokens, stop, settings):
     "Check everything before the first token; yields (row, piece), the prompts first"
     sampling, stop = Sampling(**settings), check_stop(stop)
     for prompt in prompts: check_value('prompt', str, prompt)
-    ids = [[BOS] + encode_text(tok, prompt) for prompt in prompts]
+    # A pretrained model without BOS begins a text behind the end of another.
+    ids = [getattr(tok, 'before', [BOS]) + encode_text(tok, prompt) or tok.after for prompt in prompts]
     _check_prompts(model, ids, max_tokens)
     pieces = _stream_rows(model, tok, ids, max_tokens, sampling, stop)
     return chain(enumerate(prompts), pieces)

@@ -102,6 +102,7 @@ class ChatTemplate:
         self.control = _control_tokens(hf)
         self.any_control = re.compile(_any_of(self.control))
         self.turn_end = re.compile(rf'\s*(?:{_any_of(self.control)})')
+        self.has_prompt = 'add_generation_prompt' in str(hf.chat_template)
         self.has_generation = bool(re.search(r'\{%-?\s*generation\b', str(hf.chat_template)))
 
     def render(self, messages, add_generation_prompt=False)->str:
@@ -117,32 +118,51 @@ class ChatTemplate:
         except Exception as e: raise UserError(f'The chat template refuses it ({_one_line(e)}).') from None
 
     def text(self, messages, add_generation_prompt=False)->str:
-        "The text with its marks; `UserError` for a conversation that can't be learned from"
-        check_conversation(messages)
-        messages = [dict(message, content=self._cut(message['content'])) for message in messages]
-        text = self.render(messages, add_generation_prompt)
-        if add_generation_prompt: return text
+        "A conversation's text, with a `CUT` in every special token that somebody wrote"
+        return self.render(self._cut(messages), add_generation_prompt)
+
+    def marked_text(self, messages)->str:
+        "The text with marks around what is learned; `UserError` where it can't be told, or nothing is"
+        messages = self._cut(messages)
+        text = self.render(messages)
         spans = self._own_spans(messages) if self.has_generation else self._spans(messages, text)
         if not spans: raise UserError('The assistant says nothing in it that could be learned.')
         for start, end in reversed(spans):
             text = f'{text[:start]}{LEARN}{text[start:end]}{LEARN_END}{text[end:]}'
         return text
 
-    def _cut(self, content):
-        "A content whose special tokens are cut in two behind their first character"
-        if re.search(f'[{LEARN}{LEARN_END}{CUT}]', content):
-            raise UserError('A message has one of U+FDD0 to U+FDD2, which are no characters.')
-        content = self.any_control.sub(lambda found: found[0][0] + CUT + found[0][1:], content)
+    def _cut(self, messages):
+        "The messages with each special token in their contents cut behind its first character"
+        check_conversation(messages)
         normalizer = self.hf.backend_tokenizer.normalizer
-        if normalizer and self.any_control.search(normalizer.normalize_str(content)):
-            raise UserError('A message has text that is normalised to a special token.')
-        return content
+
+        def cut(content):
+            if re.search(f'[{LEARN}{LEARN_END}{CUT}]', content):
+                raise UserError('A message has one of U+FDD0 to U+FDD2, which are no characters.')
+            content = self.any_control.sub(lambda found: found[0][0] + CUT + found[0][1:], content)
+            if normalizer and self.any_control.search(normalizer.normalize_str(content)):
+                raise UserError('A message has text that is normalised to a special token.')
+            return content
+
+        return [dict(message, content=cut(message['content'])) for message in messages]
 
     def _own_spans(self, messages):
         "What stands between {% generation %} and {% endgeneration %}"
         from transformers.utils.chat_template_utils import render_jinja_template
         options = dict(chat_template=self.hf.get_chat_template(), return_assistant_tokens_mask=True)
         return render_jinja_template([messages], **options, **self.hf.special_tokens_map)[1][0]
+
+    def _turn_start(self, messages, text, start, end):
+        "Where the prompt of these messages ends in a text; from `start` to `end` is what its answer marks"
+        # Some templates want a message of the user's first.
+        try: prompt = self.render(messages, add_generation_prompt=True)
+        except UserError: return start
+        common = len(os.path.commonprefix([prompt, text]))
+        # Reasoning, which the template moves, takes the mark with it.
+        if start is None: return min(common, end)
+        if self.has_prompt and common == len(prompt): return common
+        # A prompt may open a thought that no earlier answer shows. White space before the mark is content.
+        return min(start, max(common, len(text[:start].rstrip())))
 
     def _spans(self, messages, text):
         "From behind each prompt to the token that ends the assistant's turn"
@@ -151,11 +171,7 @@ class ChatTemplate:
         if marked != text or len(found) != len(turns): raise UserError(f'In the chat template {_UNCLEAR}.')
         spans, last_end = [], 0
         for turn, (start, end) in zip(turns, found):
-            try: prompt = self.render(messages[:turn], add_generation_prompt=True)
-            # Some templates want a message of the user's first.
-            except UserError: prompt = None
-            if prompt is not None and (start is None or text.startswith(prompt)):
-                start = len(os.path.commonprefix([prompt, text]))
+            start = self._turn_start(messages[:turn], text, start, end)
             if start is None or not last_end <= start <= end:
                 raise UserError(f'In the chat template {_UNCLEAR}.')
             closing = self.turn_end.match(text, end)
@@ -207,17 +223,21 @@ class PretrainedTokenizer:
         self.chat_tok, self.text_tok = Tokenizer.from_str(copy), Tokenizer.from_str(copy)
         self.text_tok.encode_special_tokens = True
         self.vocab = hf.get_vocab()
-        if vocab_size is not None and self.get_vocab_size() > vocab_size:
+        num_entries = max(self.vocab.values()) + 1
+        self.vocab_size = num_entries if vocab_size is None else vocab_size
+        if num_entries > self.vocab_size:
             raise UserError(
-                f'The tokenizer in {folder} has {self.get_vocab_size():,} entries and the embedding '
-                f"{vocab_size:,} rows, so it doesn't fit: give the one from the model's own folder."
+                f"The tokenizer in {folder} doesn't fit the embedding, it has {num_entries:,} entries for "
+                f"{vocab_size:,} rows: give the tokenizer of the model's own folder."
             )
         has_bos = hf.bos_token_id is not None and hf('').input_ids[:1] == [hf.bos_token_id]
         self.before = [hf.bos_token_id] if has_bos else []
         self.after = [] if hf.eos_token_id is None else [hf.eos_token_id]
+        # No text has them: BOS, and rows of the embedding that are there to round its size.
+        self.suppressed_ids = [*self.before, *range(num_entries, self.vocab_size)]
         self.stop_ids = self._find_stop_ids()
 
-    def __reduce__(self): return PretrainedTokenizer, (self.folder,)
+    def __reduce__(self): return PretrainedTokenizer, (self.folder, self.vocab_size)
 
     def encode(self, text, add_special_tokens=False):
         "An object with `ids`; none of them special, whatever the text looks like"
@@ -230,7 +250,7 @@ class PretrainedTokenizer:
         return self.text_tok.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def get_vocab(self): return dict(self.vocab)
-    def get_vocab_size(self): return max(self.vocab.values()) + 1
+    def get_vocab_size(self): return self.vocab_size
     def id_to_token(self, i): return self.text_tok.id_to_token(i)
 
     # `text_chunk_length` reads these two.
@@ -266,13 +286,13 @@ class PretrainedTokenizer:
             counts[i] = 0 if token.special else len(token.content.encode())
         return counts
 
-    def chat_text(self, messages:list, add_generation_prompt:bool=False)->str:
+    def chat_text(self, messages:list)->str:
         "A conversation as its template writes it, with marks; `UserError` for one that can't be learned from"
-        return self.template.text(messages, add_generation_prompt)
+        return self.template.marked_text(messages)
 
     def encode_chat(self, messages:list, add_generation_prompt:bool=False)->list: # ids
         "The ids of a conversation; special tokens come from the template alone"
-        return _encode_marked(self.chat_tok, self.chat_text(messages, add_generation_prompt))[0].tolist()
+        return _encode_marked(self.chat_tok, self.template.text(messages, add_generation_prompt))[0].tolist()
 
     def encode_documents(self,
         docs, # iterable of `Document`; bad ones are passed over
