@@ -147,7 +147,8 @@ def elleci_pretokenize(
     max_bytes:str|None=None,  # of text, likewise
     max_skipped_ratio:Fraction|None=None, # damaged rows that may be skipped; default: the recipe's, or 0.01
     #: Tokenizer: --tokenizer bpe --vocab-size 8192
-    tokenizer:str|None=None, # bpe, char, byte, or a tokenizer.json; default: that of out, else bpe
+    # bpe, char, byte, a tokenizer.json, or a pretrained tokenizer's folder; default: that of out, else bpe
+    tokenizer:str|None=None,
     # entries of a tokenizer that is learned, the model's V; default: 32,128
     vocab_size:Annotated[int, Range(1, 2**20)]|None=None,
     allow_unused_vocab:bool=False,  # a large vocabulary need not be filled

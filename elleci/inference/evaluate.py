@@ -22,7 +22,7 @@ from ..memory.ledger import parameter_counts
 from ..data.loader import open_data
 from ..data.shards import tokenizer_fingerprint
 from ..data.sources import data_settings, iter_documents, parse_spec
-from ..data.pretrained_tokenizer import token_ids
+from ..data.pretrained_tokenizer import PretrainedTokenizer, token_ids
 from ..data.tokenizer import SPECIAL_TOKENS, chat_text_of, encode_documents, encode_text
 from ..engine.accumulate import GradAccumStep
 from ..training.checkpoint import MODEL_FILE, latest_checkpoint, model_folder, model_files
@@ -85,13 +85,19 @@ def text_documents(
 )->dict: # {source: list of `EncodedText`}
     "The documents of a text of yours; raises `UserError` where a source has none"
     sources = {}
+    is_pretrained = isinstance(tok, PretrainedTokenizer)
+    counts = token_byte_counts(tok) if is_pretrained else None
+
+    def encoded(document):
+        ids = token_ids(encode_documents(tok, [document])[0])
+        # A chat template writes more than the messages: we count what its tokens spell.
+        size = float(counts[ids.astype(int)].sum()) if is_pretrained else _text_bytes(document)
+        return EncodedText(ids, size)
+
     for name, spec in data_settings(data)['data']:
         documents = iter_documents(name, spec, chat_text=chat_text_of(tok))
         documents = (document for document in documents if not document.problem)
-        sources[name] = [
-            EncodedText(token_ids(encode_documents(tok, [document])[0]), _text_bytes(document))
-            for document in islice(documents, limit)
-        ]
+        sources[name] = [encoded(document) for document in islice(documents, limit)]
         if not sources[name]: raise UserError(f'{spec} holds no text: give a file or a folder that does.')
     return sources
 
