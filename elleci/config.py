@@ -206,8 +206,8 @@ class TrainConfig:
     # Growing rows: pairs of a fraction of `steps` and what `seq_len` is divided by from there on; without any
     # it is `seq_len` throughout.
     seq_len_schedule:tuple[tuple[float, Count], ...] = ()
-    # How text becomes tokens: 'bpe' (learnt from the training's text), 'char', 'byte', a tokenizer.json, or the
-    # folder of a pretrained tokenizer.
+    # How text becomes tokens: 'bpe' (learnt from the training's text), 'char', 'byte', a tokenizer.json, or
+    # the folder of a pretrained tokenizer.
     tokenizer:str = 'bpe'
     allow_unused_vocab:bool = False  # train even where the text is too small to fill the vocabulary
     max_samples:CountOrNone = 0      # documents read of each source, at most; 0: all
