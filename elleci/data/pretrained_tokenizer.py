@@ -226,7 +226,6 @@ class PretrainedTokenizer:
         self.folder = Path(folder)
         self.hf = hf = _load(folder)
         self.template = ChatTemplate(hf)
-        self._make_encoders()
         num_entries = max(hf.get_vocab().values()) + 1
         self.vocab_size = num_entries if vocab_size is None else vocab_size
         if num_entries > self.vocab_size:
@@ -237,19 +236,21 @@ class PretrainedTokenizer:
         has_bos = hf.bos_token_id is not None and hf('').input_ids[:1] == [hf.bos_token_id]
         self.before = [hf.bos_token_id] if has_bos else []
         self.after = [] if hf.eos_token_id is None else [hf.eos_token_id]
+        self._make_encoders()
         # No text has them: BOS, and rows of the embedding that are there to round its size.
         self.suppressed_ids = [*self.before, *range(num_entries, self.vocab_size)]
         self.stop_ids = self._find_stop_ids()
 
     def _make_encoders(self):
-        content = json.loads(self.hf.backend_tokenizer.to_str()) | dict(truncation=None, padding=None)
-        names = {name: str(token) for name, token in self.hf.special_tokens_map.items()}
-        self._str = json.dumps(dict(tokenizer=content, special=names, chat_template=self.hf.chat_template))
+        "Copies of the backend, for plain text and for what a template writes"
         # Without a post-processor, a word's offsets include the space before it.
-        copy = json.dumps(content | dict(post_processor=None))
+        backend = self.hf.backend_tokenizer.to_str()
+        copy = json.dumps(json.loads(backend) | dict(post_processor=None, truncation=None, padding=None))
         Tokenizer = require('tokenizers', 'read a tokenizer').Tokenizer
         self.chat_tok, self.text_tok = Tokenizer.from_str(copy), Tokenizer.from_str(copy)
         self.text_tok.encode_special_tokens = True
+        names = {name: str(token) for name, token in self.hf.special_tokens_map.items()}
+        self._str = '\n'.join([copy, json.dumps([self.before, names, self.hf.chat_template])])
 
     def _find_stop_ids(self):
         "Ids that end a text, or what the assistant says"
@@ -284,7 +285,7 @@ class PretrainedTokenizer:
     def normalizer(self): return self.text_tok.normalizer
 
     def to_str(self):
-        "All that decides which ids a text or a conversation has, as JSON"
+        "All that decides which ids a text or a conversation has, as lines of JSON"
         return self._str
 
     def save(self,

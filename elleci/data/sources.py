@@ -49,8 +49,8 @@ def _message(message):
     "A message of a row as `chatml` takes it; one of ShareGPT's is {'from': …, 'value': …}, and perhaps more"
     if not isinstance(message, dict): return message
     if {'from', 'value'} <= message.keys():
-        role = message['from']
-        return dict(role=_SHAREGPT_ROLES.get(role, role), content=message['value'])
+        role = _SHAREGPT_ROLES.get(str(message['from']), message['from'])
+        return dict(role=role, content=message['value'])
     # Parquet gives every message all the keys that any message has.
     return {key: x for key, x in message.items() if x is not None}
 

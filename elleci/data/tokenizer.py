@@ -378,8 +378,9 @@ def tokenizer_path(
 # %% ../../nbs/70_tokenizer_encode.ipynb #2bc16bc6
 _DAMAGED = 'The tokenizer {path} is damaged ({why}): restore it, or train it again on the same texts.'
 _FOREIGN = (
-    "The tokenizer {path} isn't one of Elleci's ({why}), and no other is read: give the tokenizer.json of a "
-    'run or of elleci_pretokenize, or leave it out, and one is learned from the text.'
+    "The tokenizer {path} isn't one of Elleci's ({why}): give the tokenizer.json of a run or of "
+    "elleci_pretokenize, or a pretrained model's whole folder; or leave it out, and one is learned from the "
+    'text.'
 )
 
 
