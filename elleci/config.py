@@ -322,6 +322,7 @@ class Pretrained:
     base:Literal['bf16', 'nf4'] = 'bf16' # how adapters' frozen weights are kept
 
     def __post_init__(self): check_settings(self, lambda c: ())
+    def __hash__(self): return hash((self.path, self.d_model, self.n_layers, self.lora, self.base))
     mixers = ()
     positions = 'rope'
 

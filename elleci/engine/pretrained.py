@@ -9,7 +9,7 @@ __all__ = ['read_pretrained', 'make_decoder']
 import torch
 from ..config import Pretrained, TrainConfig
 from ..core import require
-from .decoder import Decoder
+from .decoder import Decoder, layer_list
 
 # %% ../../nbs/61_pretrained.ipynb #03e072c7
 def read_pretrained(
@@ -36,5 +36,8 @@ def make_decoder(
         settings = dict(pretrained.settings)
         config = transformers.AutoConfig.for_model(settings.pop('model_type'), **settings)
         with torch.device('meta'): hf = make.from_config(config, dtype=dtype)
+        # Of layers that repeat themselves, an account needs only some.
+        parent, name = layer_list(hf)
+        setattr(parent, name, getattr(parent, name)[:pretrained.n_layers])
     else: hf = make.from_pretrained(pretrained.path, dtype=dtype, local_files_only=True).to(device)
     return Decoder(hf.train())

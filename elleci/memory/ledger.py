@@ -97,6 +97,7 @@ def _block_shapes(c, mixer):
     return block | ({} if c.router == 'none' else {'router.weight': (c.d_model,), 'router.bias': (1,)})
 
 # %% ../../nbs/10_ledger.ipynb #5e590511
+@functools.singledispatch
 @functools.cache
 def parameter_shapes(
     model:ModelConfig,
@@ -134,6 +135,7 @@ def parameter_table(
     return parameter_counts(model.cfg, {name: p.shape for name, p in model.named_parameters()})
 
 # %% ../../nbs/10_ledger.ipynb #c098146e
+@functools.singledispatch
 def weight_sizes(
     model:ModelConfig,
     train:TrainConfig, # its precision

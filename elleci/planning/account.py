@@ -14,13 +14,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..core import GiB, MiB, UserError, fmt_bytes
 from ..plots import figure
 from ..summary import Summary, byte_rows, shown_as_summary
-from ..memory.ledger import COLOURS, Fit, Overhead, card_overhead, parameter_counts
-from ..config import Config, ModelConfig, TrainConfig
+from ..memory.ledger import COLOURS, Fit, Overhead, card_overhead
+from ..config import Config, FinetuneConfig, ModelConfig, Pretrained, TrainConfig
 from ..memory.allocator import Replay, replay
 from ..memory.trace import Trace, dry_run, gc_disabled
 from ..memory.compose import compose
 from ..engine.offload import malloc_tuned
 from .cost import mapped_state_bytes
+from .decoders import ByUnits, layer_kinds, n_parameters
 from ..optim.optimizers import make_optimizer
 from ..engine.layer_major import make_engine, make_model
 
@@ -31,12 +32,14 @@ def _period(pattern):
         if all(a == b for a, b in zip(pattern, pattern[period:])): return period
 
 # %% ../../nbs/64_account.ipynb #54142a35
-def _micro_batches_to_trace(train, target):
+def _micro_batches_to_trace(train, target, model=None):
     "How many micro-batches of a step are run to know them all"
     M = train.grad_accum_steps
     if train.engine == 'grad_accum': return min(2, M)
     # The inputs of every micro-batch stay, in the memory that is counted.
     if train.block_inputs_on == 'device' or target == 'cpu': return M
+    # What its layers get beside their inputs stays with each micro-batch.
+    if isinstance(model, Pretrained): return M
     return min(3, M)
 
 # %% ../../nbs/64_account.ipynb #51a75f04
@@ -59,23 +62,24 @@ def _trace_every_block(model_cfg, train, target, steps, ranks=None):
     ]
     engine = make_engine(model, make_optimizer(model, train), train, ranks=ranks)
     on_host = engine.offload.params_on_host() if train.engine == 'layer-major' else []
-    traced = micro_batches[:_micro_batches_to_trace(train, target)]
+    traced = micro_batches[:_micro_batches_to_trace(train, target, model_cfg)]
     inputs = [t for micro_batch in micro_batches for t in micro_batch]
     def step():
         # Our engines never name a device, so nothing has to look for `device='cuda'` in each call of torch.
         with torch._C.DisableTorchFunction(): engine.step(traced)
+    if isinstance(model_cfg, Pretrained): model = ByUnits(model)
     return dry_run(step, model, inputs, target, steps, on_host=on_host, ask=False)
 
 # %% ../../nbs/64_account.ipynb #4303ea0c
 def trace_step(
-    model:ModelConfig,
+    model:ModelConfig|Pretrained,
     train:TrainConfig, # as many of its micro-batches are run as differ
     target:str='cuda', # 'cuda' or 'cpu'
     steps:int=2,       # the optimizer's state appears in the first
     ranks=None,        # called with the model: the engine's `ranks`; None: one process
 )->Trace:
     "The memory of our own training step, allocation by allocation; of blocks that repeat one period is run"
-    n_layers, period = model.n_layers, _period(model.mixers)
+    n_layers, period = model.n_layers, _period(layer_kinds(model))
     streams = (train.weights_on, train.states_on) != ('device', 'device')
     # Blocks that reach into each other must be seen to repeat.
     least = 2*period + 4 if streams else period + 2
@@ -116,13 +120,13 @@ def _bytes_left(trace, *categories, on_host=True):
 def _host_bytes(config, target, trace):
     "{what of the RAM beside the card: bytes}"
     t, sizes, averaged = config.train, {}, {}
-    if t.averaging_start < 1: averaged = {AVERAGED_WEIGHTS: 4*sum(parameter_counts(config.model).values())}
+    if t.averaging_start < 1: averaged = {AVERAGED_WEIGHTS: 4*n_parameters(config.model)}
     if target == 'cpu': return averaged
     labels = {'weights': 'weights', 'optimizer': 'optimizer states', 'activations': "the layers' inputs"}
     for category, nbytes in trace.breakdown(host=True).items():
         # Not all micro-batches were traced, and in the layer-major step each keeps as much as the others.
         is_scaled = category == 'activations' and t.engine == 'layer-major'
-        if is_scaled: nbytes = nbytes*t.grad_accum_steps//_micro_batches_to_trace(t, target)
+        if is_scaled: nbytes = nbytes*t.grad_accum_steps//_micro_batches_to_trace(t, target, config.model)
         if nbytes: sizes[labels[category]] = nbytes
     weights, states = (_bytes_left(trace, c, on_host=False) for c in ('weights', 'optimizer'))
     if t.weights_on == 'device': sizes[TRANSIENT[0]] = weights
@@ -257,7 +261,7 @@ class Account(Rehearsed):
         "Calls of an optimizer step that make a tensor"
         t, last = self.config.train, self.trace.allocations[-1].step
         # Of micro-batches that were not run as many as of those that were.
-        per_run = t.grad_accum_steps/_micro_batches_to_trace(t, self.target)
+        per_run = t.grad_accum_steps/_micro_batches_to_trace(t, self.target, self.config.model)
         return int(per_run*sum(a.step == last for a in self.trace.allocations))
 
     @property
@@ -319,7 +323,7 @@ class Account(Rehearsed):
 # %% ../../nbs/64_account.ipynb #caa3c9ac
 @gc_disabled()
 def account(
-    model:ModelConfig,
+    model:ModelConfig|Pretrained,
     train:TrainConfig,
     target:str='cuda', # 'cuda' or 'cpu'
     workspaces=(),     # bytes of each library workspace, measured; torch's allocator gives and keeps them
@@ -329,7 +333,7 @@ def account(
     steps:int=2,       # steps to rehearse: a second one begins with the optimizer's states
 )->Account:
     "Every byte of our own training step, before it runs"
-    config = Config(name, model, train)
+    config = (FinetuneConfig if isinstance(model, Pretrained) else Config)(name, model, train)
     measured = context + sum(workspaces)
     room, overhead = limit and limit - measured, Overhead(0, 0) if measured else None
     config = resolve_placement(config, room, target, overhead=overhead)
@@ -483,7 +487,7 @@ def report(
         placed = {"the layers' inputs": t.block_inputs_on, 'weights': t.weights_on, 'states': t.states_on}
         places = [f'{what} {where.get(place, f"on the {place}")}' for what, place in placed.items()]
         how = ', '.join(['layer-major', *places])
-    n_params = fmt_count(sum(parameter_counts(a.config.model).values()))
+    n_params = fmt_count(n_parameters(a.config.model))
     batch = f'batch {t.batch_size} × {t.seq_len} × {t.grad_accum_steps}'
     changes = {f'with {change}': nbytes for change, nbytes in ram_savings(a).items()}
     in_ram = a.host and a.host | {'at one time, at most': a.host_total} | changes
