@@ -55,8 +55,8 @@ class _NotPacked(Exception): "A layer mixes tokens in a way that we cannot keep 
 
 
 class _Rows:
-    "What our kernels know of the rows that a layer computes, and what they were asked for"
-    def __init__(self, seq_idx): self.seq_idx, self.asked, self.window = seq_idx, 0, None
+    "What our kernels know of the rows that a layer computes, and how often they were asked"
+    def __init__(self, seq_idx): self.seq_idx, self.asked = seq_idx, 0
 
 
 _rows = contextvars.ContextVar('rows')
@@ -67,17 +67,17 @@ def _attend(
     softcap=None, is_causal=None, position_ids=None, **more,
 ): # (B, H, T, P) each; gives (B, T, H, P)
     "Attention of transformers by `document_attention`; `_NotPacked` for what that cannot do"
-    rows, groups, (T, width) = _rows.get(), query.shape[1]//key.shape[1], query.shape[2:]
+    rows, groups, width = _rows.get(), query.shape[1]//key.shape[1], query.shape[3]
     rows.asked += 1
-    if sliding_window: rows.window = min(rows.window or sliding_window, sliding_window)
-    is_strange = dropout or softcap or is_causal is False or (sliding_window or T) < T
+    is_strange = dropout or softcap or is_causal is False
     if is_strange or any(isinstance(v, Tensor) for v in (attention_mask, *more.values())): raise _NotPacked
     if groups > 1: key, value = (t.repeat_interleave(groups, 1) for t in (key, value))
     # Keys may be wider than values.
     widest = max(width, value.shape[3])
     q, k, v = (F.pad(t, (0, widest - t.shape[3])).transpose(1, 2) for t in (query, key, value))
     scale = width**-.5 if scaling is None else scaling
-    return document_attention(q, k, v, rows.seq_idx, scale)[..., :value.shape[3]], None
+    y = document_attention(q, k, v, rows.seq_idx, scale, window=sliding_window or 0)
+    return y[..., :value.shape[3]], None
 
 
 def _convolve(hidden_states, weight, bias=None, activation=None, **more): # (B, C, T), (C, K), (C,)
@@ -167,8 +167,8 @@ class _Stack:
         self.n = len(self.layers)
         self.modules = {sys.modules[type(m).__module__] for m in hf.modules()}
         self.takes_positions = 'position_ids' in inspect.signature(hf.forward).parameters
-        # Whether documents are packed, up to rows of how many tokens (None: of any), and what layers return.
-        self.packs, self.window, self.tuple_size = False, None, None
+        # Whether rows of several documents are computed at once; and what layers return, if not a tensor.
+        self.packs, self.tuple_size = False, None
         # What is in front of the layers, and nowhere else; and where it would be computed.
         self.front, self.device = [], hf.get_input_embeddings().weight.device
 
@@ -185,16 +185,14 @@ class _Stack:
 
     def returned(self, x): return x if self.tuple_size is None else (x, *[None]*(self.tuple_size - 1))
 
-    def is_packed(self, seq_idx): return self.packs and seq_idx.shape[1] <= (self.window or seq_idx.shape[1])
-
     def kernels(self, seq_idx):
-        if not self.is_packed(seq_idx): return contextlib.nullcontext()
+        if not self.packs: return contextlib.nullcontext()
         return _own_kernels(self.hf.config, self.modules, seq_idx)
 
     def forward(self, tokens, seq_idx=None): # (B, T) → (B, T, V) logits
         "The model's own; of packed rows, with positions that are counted in each document"
         inputs = dict(input_ids=tokens, use_cache=False)
-        if seq_idx is not None and self.takes_positions and self.is_packed(seq_idx):
+        if seq_idx is not None and self.takes_positions and self.packs:
             at = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
             is_start = F.pad(seq_idx[:, 1:] != seq_idx[:, :-1], (1, 0), value=True)
             inputs['position_ids'] = at - (at*is_start).cummax(1).values
@@ -302,15 +300,13 @@ def _find_scale(stack, y):
 @torch.no_grad()
 def _try_packed(stack, tokens, seq_idx):
     "Let a stack compute packed rows, if every layer asks for our kernels and for what they can do"
-    stack.packs, windows = True, []
+    stack.packs = True
     try:
         x, calls = stack.begin(tokens, seq_idx)
         for layer, (args, kwargs) in zip(stack.layers, calls.layers):
             with stack.kernels(seq_idx) as rows: layer(x, *args, **kwargs)
             if not rows.asked: raise _NotPacked
-            if rows.window: windows.append(rows.window)
     except _NotPacked: stack.packs = False
-    stack.window = min(windows, default=None)
 
 
 @torch.no_grad()
@@ -427,7 +423,7 @@ class Decoder(nn.Module):
                 if buffer is not None: m._buffers[name] = buffer.to(device)
 
     def micro_batches(self, micro_batches):
-        if all(self._stack.is_packed(seq_idx) for _, _, seq_idx in micro_batches): return micro_batches
+        if self.packs: return micro_batches
         return [part for micro_batch in micro_batches for part in _documents_apart(micro_batch)]
 
     def begin(self, tokens, seq_idx): return self._stack.begin(tokens, seq_idx)

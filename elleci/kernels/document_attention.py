@@ -33,12 +33,13 @@ def _segments(starts:list, T:int):
         yield starts[first:last + 1]
         first = last
 
-def _segment_mask(starts:list, like:Tensor)->Tensor|None:
-    "Causal, and within one document"
+def _segment_mask(starts:list, like:Tensor, window:int=0)->Tensor|None:
+    "Causal, within one document, and of the `window` latest keys (0: of all)"
     if len(starts) == 2: return None
     doc = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
     position = np.arange(len(doc))
-    hidden = torch.from_numpy((doc[:, None] != doc) | (position[:, None] < position))
+    distance = position[:, None] - position
+    hidden = torch.from_numpy((doc[:, None] != doc) | (distance < 0) | (distance >= (window or len(doc))))
     return like.new_zeros(hidden.shape).masked_fill_(hidden.to(like.device), -torch.inf)
 
 # %% ../../nbs/29_document_attention.ipynb #ecab768e
@@ -51,30 +52,41 @@ def _tiles(start:int, stop:int)->list:
     "Cut into tiles"
     return [slice(i, min(i + TILE, stop)) for i in range(start, stop, TILE)]
 
-def _tile_scores(q:Tensor, k:Tensor, rows:slice, cols:slice, mask:Tensor|None, scale:float)->Tensor:
+def _tiles_of_keys(start:int, rows:slice, window:int)->list:
+    "Tiles from `start` on that queries may look at, the last of them their own"
+    reached = max(0, rows.start - window + 1 - start) if window else 0
+    return _tiles(start + reached//TILE*TILE, rows.stop)
+
+def _tile_scores(
+    q:Tensor, k:Tensor, rows:slice, cols:slice, mask:Tensor|None, scale:float, window:int=0,
+)->Tensor:
     "Scores of one tile"
     # q, k (B, T, H, P); gives (H, rows, cols), −∞ where a query may not look
     dtype = compute_dtype(q)
     s = (_heads_first(q, rows).to(dtype) @ _heads_first(k, cols).to(dtype).mT).mul_(scale)
     if mask is not None: return s.add_(mask)
-    if rows != cols: return s
-    above = torch.ones(s.shape[-2:], dtype=torch.bool, device=s.device).triu_(1)
-    return s.masked_fill_(above, -torch.inf)
+    hidden = torch.ones(s.shape[-2:], dtype=torch.bool, device=s.device)
+    if rows == cols: s.masked_fill_(hidden.triu(1), -torch.inf)
+    if not window or rows.stop - cols.start <= window: return s
+    return s.masked_fill_(hidden.tril_(rows.start - cols.start - window), -torch.inf)
 
 # %% ../../nbs/29_document_attention.ipynb #615306a9
-def _forward_tiles(q:Tensor, k:Tensor, v:Tensor, starts:list, scale:float)->tuple[Tensor, Tensor]:
+def _forward_tiles(
+    q:Tensor, k:Tensor, v:Tensor, starts:list, scale:float, window:int=0,
+)->tuple[Tensor, Tensor]:
     "Attention within documents, tile by tile, on any device"
     # q, k, v (B, T, H, P); gives output (B, T, H, P); log-sum-exp (B, T, H) in compute dtype
     dtype = compute_dtype(q)
     out = torch.empty_like(q)
     lse = q.new_empty(q.shape[:3], dtype=dtype)
     for segment in _segments(starts, q.shape[1]):
-        mask = _segment_mask(segment, lse)
+        mask = _segment_mask(segment, lse, window)
         for rows in _tiles(segment[0], segment[-1]):
             so_far = None
-            for cols in _tiles(segment[0], rows.stop):
-                s = _tile_scores(q, k, rows, cols, mask, scale)
-                tile_lse = s.logsumexp(-1, keepdim=True)
+            for cols in _tiles_of_keys(segment[0], rows, window):
+                s = _tile_scores(q, k, rows, cols, mask, scale, window)
+                # A query that may look at nothing here has weight 0, and no −∞ to subtract.
+                tile_lse = s.logsumexp(-1, keepdim=True).clamp_(torch.finfo(dtype).min)
                 tile_out = s.sub_(tile_lse).exp_() @ _heads_first(v, cols).to(dtype)
                 so_far = (tile_out, tile_lse) if so_far is None else _merge(*so_far, tile_out, tile_lse)
             _heads_first(out, rows).copy_(so_far[0])
@@ -84,19 +96,20 @@ def _forward_tiles(q:Tensor, k:Tensor, v:Tensor, starts:list, scale:float)->tupl
 # %% ../../nbs/29_document_attention.ipynb #c04750e2
 def _backward_tiles(
     dout:Tensor, q:Tensor, k:Tensor, v:Tensor, out:Tensor, lse:Tensor, starts:list, scale:float,
+    window:int=0,
 )->tuple[Tensor, Tensor, Tensor]:
     "Gradients of `_forward_tiles`, every tile of scores computed again"
     # dout, q, k, v (B, T, H, P); out (B, T, H, P) as from `_forward_tiles`; lse (B, T, H)
     dtype = compute_dtype(q)
     dq, dk, dv = (torch.zeros_like(t, dtype=dtype) for t in (q, k, v))
     for segment in _segments(starts, q.shape[1]):
-        mask = _segment_mask(segment, lse)
+        mask = _segment_mask(segment, lse, window)
         for rows in _tiles(segment[0], segment[-1]):
             q_tile, do, o = (_heads_first(t, rows).to(dtype) for t in (q, dout, out))
             delta = (do*o).sum(-1, keepdim=True)
-            for cols in _tiles(segment[0], rows.stop):
+            for cols in _tiles_of_keys(segment[0], rows, window):
                 k_tile, v_tile = (_heads_first(t, cols).to(dtype) for t in (k, v))
-                s = _tile_scores(q, k, rows, cols, mask, scale)
+                s = _tile_scores(q, k, rows, cols, mask, scale, window)
                 p = s.sub_(_heads_first(lse, rows)[..., None]).exp_()
                 _heads_first(dv, cols).add_(p.mT @ do)
                 ds = (do @ v_tile.mT).sub_(delta).mul_(p).mul_(scale)
@@ -211,15 +224,19 @@ def find_documents(
     return documents
 
 # %% ../../nbs/29_document_attention_kernels.ipynb #6c41e909
-def _forward_flash(q, k, v, documents, scale):
+def _reach(window): # of the flash kernel: keys to the left and to the right
+    return dict(window_size_left=window - 1, window_size_right=0) if window else {}
+
+def _forward_flash(q, k, v, documents, scale, window=0):
     "As `_forward_tiles`, by one launch on a GPU; the log-sum-exp is (H, B·T) fp32"
     tokens, cu_seqlens, longest = documents.forward
     rows = [t.flatten(0, 1) for t in (q, k, v)]
     lengths = cu_seqlens, cu_seqlens, longest, longest
-    out, lse, *_ = aten._flash_attention_forward(*rows, *lengths, 0., True, False, scale=scale)
+    how = dict(scale=scale, **_reach(window))
+    out, lse, *_ = aten._flash_attention_forward(*rows, *lengths, 0., True, False, **how)
     return out.view(q.shape), lse
 
-def _backward_flash(dout, q, k, v, out, lse, documents, scale):
+def _backward_flash(dout, q, k, v, out, lse, documents, scale, window=0):
     "As `_backward_tiles`, by the GPU's kernel"
     rows = [t.flatten(0, 1) for t in (dout, q, k, v, out)]
     no_dropout = lse.new_empty(2, dtype=torch.uint64), lse.new_empty(0)
@@ -227,7 +244,8 @@ def _backward_flash(dout, q, k, v, out, lse, documents, scale):
     for tokens, cu_seqlens, longest in documents.backward:
         saved = *(t[tokens] for t in rows), lse[:, tokens].contiguous()
         lengths = cu_seqlens, cu_seqlens, longest, longest
-        parts.append(aten._flash_attention_backward(*saved, *lengths, 0., True, *no_dropout, scale=scale))
+        how = dict(scale=scale, **_reach(window))
+        parts.append(aten._flash_attention_backward(*saved, *lengths, 0., True, *no_dropout, **how))
     if len(parts) == 1: return tuple(g.view(q.shape) for g in parts[0])
     # One gradient after the other, so that the parts of the first are free before the second is whole.
     parts = [list(gradients) for gradients in zip(*parts)]
@@ -236,11 +254,11 @@ def _backward_flash(dout, q, k, v, out, lse, documents, scale):
     return tuple(grads)
 
 # %% ../../nbs/29_document_attention_kernels.ipynb #e9d4d9ef
-def _pick_kernel(q:Tensor)->str:
+def _pick_kernel(q:Tensor, window:int=0)->str:
     "Which kernel takes these heads"
     # q (B, T, H, P) on any device
     kind = effective_device_type(q)
-    if kind == 'cpu': return 'cpu'
+    if kind == 'cpu': return 'tiles' if window else 'cpu'
     half = q.dtype in (torch.float16, torch.bfloat16)
     return 'flash' if kind == 'cuda' and half and q.shape[-1] <= 256 else 'tiles'
 
@@ -250,18 +268,18 @@ READS_DOCUMENTS = (torch.Tag.cudagraph_unsafe,)
 
 @torch.library.custom_op('elleci::document_attention_forward', mutates_args=(), tags=READS_DOCUMENTS)
 def document_attention_forward(
-    q:Tensor, k:Tensor, v:Tensor, seq_idx:Tensor, scale:float,
+    q:Tensor, k:Tensor, v:Tensor, seq_idx:Tensor, scale:float, window:int=0,
 )->tuple[Tensor, Tensor]:
     "Output (B, T, H, P), and log-sum-exps in the kernel's own layout, of contiguous inputs"
     documents = find_documents(seq_idx)
-    kernel = _pick_kernel(q)
-    if kernel == 'flash': return _forward_flash(q, k, v, documents, scale)
+    kernel = _pick_kernel(q, window)
+    if kernel == 'flash': return _forward_flash(q, k, v, documents, scale, window)
     with full_precision(q):
-        forward = _forward_cpu if kernel == 'cpu' else _forward_tiles
-        return forward(q, k, v, documents.starts, scale)
+        if kernel == 'cpu': return _forward_cpu(q, k, v, documents.starts, scale)
+        return _forward_tiles(q, k, v, documents.starts, scale, window)
 
 @document_attention_forward.register_fake
-def _(q, k, v, seq_idx, scale):
+def _(q, k, v, seq_idx, scale, window=0):
     B, T, H, P = q.shape
     shape = (H, B*T) if _pick_kernel(q) == 'flash' else (B, T, H)
     return torch.empty_like(q), q.new_empty(shape, dtype=compute_dtype(q))
@@ -270,30 +288,31 @@ def _(q, k, v, seq_idx, scale):
 @torch.library.custom_op('elleci::document_attention_backward', mutates_args=(), tags=READS_DOCUMENTS)
 def document_attention_backward(
     dout:Tensor, q:Tensor, k:Tensor, v:Tensor, out:Tensor, lse:Tensor, seq_idx:Tensor, scale:float,
+    window:int=0,
 )->tuple[Tensor, Tensor, Tensor]:
     "Gradients of q, k and v"
     documents = find_documents(seq_idx)
-    kernel = _pick_kernel(q)
-    if kernel == 'flash': return _backward_flash(dout, q, k, v, out, lse, documents, scale)
+    kernel = _pick_kernel(q, window)
+    if kernel == 'flash': return _backward_flash(dout, q, k, v, out, lse, documents, scale, window)
     with full_precision(q):
-        backward = _backward_cpu if kernel == 'cpu' else _backward_tiles
-        return backward(dout, q, k, v, out, lse, documents.starts, scale)
+        if kernel == 'cpu': return _backward_cpu(dout, q, k, v, out, lse, documents.starts, scale)
+        return _backward_tiles(dout, q, k, v, out, lse, documents.starts, scale, window)
 
 @document_attention_backward.register_fake
-def _(dout, q, k, v, out, lse, seq_idx, scale): return tuple(torch.empty_like(t) for t in (q, k, v))
+def _(dout, q, k, v, out, lse, seq_idx, scale, window=0): return tuple(torch.empty_like(t) for t in (q, k, v))
 
 # %% ../../nbs/29_document_attention_kernels.ipynb #7b1f88f9
 def _save_for_backward(ctx, inputs, output):
-    *qkv, seq_idx, scale = inputs
+    *qkv, seq_idx, scale, window = inputs
     ctx.save_for_backward(*qkv, *output, seq_idx)
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
-    ctx.scale = scale
+    ctx.scale, ctx.window = scale, window
 
 def _backward(ctx, dout, _):
-    if dout is None: return None, None, None, None, None
-    grads = document_attention_backward(dout.contiguous(), *ctx.saved_tensors, ctx.scale)
-    return *grads, None, None
+    if dout is None: return None, None, None, None, None, None
+    grads = document_attention_backward(dout.contiguous(), *ctx.saved_tensors, ctx.scale, ctx.window)
+    return *grads, None, None, None
 
 document_attention_forward.register_autograd(_backward, setup_context=_save_for_backward)
 
@@ -317,8 +336,9 @@ def _in_kernel(name:str, *inputs)->tuple:
     return declared(*inputs) if declared else ([], [])
 
 @declare_temporaries(torch.ops.elleci.document_attention_forward.default, target='cpu')
-def _forward_temporaries_cpu(q, k, v, seq_idx, scale):
-    "A part's output and log-sum-exp, a segment's mask, and the kernel's own"
+def _forward_temporaries_cpu(q, k, v, seq_idx, scale, window=0):
+    "A part's output and log-sum-exp, a segment's mask, and the kernel's own; or tiles"
+    if window: return [], [_tile_bytes(q, 4, 6)]
     numbers, part = _part_of_row(q)
     before, after = _in_kernel('_scaled_dot_product_flash_attention_for_cpu', part, part, part)
     mask = q.itemsize*min(SEGMENT, q.shape[1])**2
@@ -326,8 +346,9 @@ def _forward_temporaries_cpu(q, k, v, seq_idx, scale):
     return [], [mask, *before, q.itemsize*numbers, lse, *after]
 
 @declare_temporaries(torch.ops.elleci.document_attention_backward.default, target='cpu')
-def _backward_temporaries_cpu(dout, q, *_):
+def _backward_temporaries_cpu(dout, q, k, v, out, lse, seq_idx, scale, window=0):
     "A part's three gradients, a segment's mask, the part itself where it has to be cast, the kernel's own"
+    if window: return _backward_in_tiles(q)
     numbers, part = _part_of_row(q)
     part = part.to(compute_dtype(q))
     before, after = _in_kernel('_scaled_dot_product_flash_attention_for_cpu_backward', part, part, part)
@@ -336,6 +357,10 @@ def _backward_temporaries_cpu(dout, q, *_):
     return [], [mask, *before, *n_parts*[part.itemsize*numbers], *after]
 
 # %% ../../nbs/29_document_attention_kernels.ipynb #9e39427a
+def _backward_in_tiles(q:Tensor)->tuple:
+    "In half precision three gradients in fp32; tiles"
+    return [] if q.dtype == compute_dtype(q) else [3*4*q.numel()], [_tile_bytes(q, 4, 8)]
+
 def _tile_bytes(q:Tensor, tiles:int, heads:int)->int:
     "Of the largest tiles"
     # q (B, T, H, P)
@@ -344,7 +369,7 @@ def _tile_bytes(q:Tensor, tiles:int, heads:int)->int:
     return compute_dtype(q).itemsize*H*n*(tiles*n + heads*P + 8)
 
 @declare_temporaries(torch.ops.elleci.document_attention_forward.default, target='cuda')
-def _forward_temporaries_cuda(q, k, v, seq_idx, scale):
+def _forward_temporaries_cuda(q, k, v, seq_idx, scale, window=0):
     "Documents' starts and a random state; or tiles"
     if _pick_kernel(q) == 'tiles': return [], [_tile_bytes(q, 4, 6)]
     # The random state of dropout: a seed and an offset, which the kernel returns even without dropout.
@@ -354,9 +379,7 @@ def _forward_temporaries_cuda(q, k, v, seq_idx, scale):
 def _backward_temporaries_cuda(dout, q, *_):
     "Row sums and the gradient of the queries, in fp32, 128 rows to spare for each document; or tiles"
     B, T, H, P = q.shape
-    if _pick_kernel(q) == 'tiles':
-        sums = [] if q.dtype == compute_dtype(q) else [3*4*q.numel()]
-        return sums, [_tile_bytes(q, 4, 8)]
+    if _pick_kernel(q) == 'tiles': return _backward_in_tiles(q)
     rows = B*T + 128*_max_documents(B, T)
     # PyTorch rounds the head width up to 32 (to 64 above 128) for the fp32 sum of the queries' gradient.
     step = 32 if P <= 128 else 64
@@ -369,12 +392,15 @@ def document_attention(
     v:Tensor, # (B, T, H, P)
     seq_idx:Tensor, # (B, T) integers, a new document starts where they change
     scale:float|None=None, # of the scores; None takes 1/√P
+    window:int=0, # latest keys that a query sees, its own among them; 0: all of its document
 )->Tensor: # (B, T, H, P)
     "Causal attention within documents (Vaswani et al. 2017, eq. 1), O(T) memory forward and backward"
+    if window >= q.shape[1]: window = 0
     P = q.shape[-1]
     # Autocast does not look into operators that it does not know.
     q, k, v = (t.to(linear_dtype(t)).contiguous() for t in (q, k, v))
     missing = -P % 8 if _pick_kernel(q) == 'flash' else 0
     if missing: q, k, v = (F.pad(t, (0, missing)) for t in (q, k, v))
-    out, _ = torch.ops.elleci.document_attention_forward(q, k, v, seq_idx, P**-.5 if scale is None else scale)
+    scale = P**-.5 if scale is None else scale
+    out, _ = torch.ops.elleci.document_attention_forward(q, k, v, seq_idx, scale, window)
     return out[..., :P] if missing else out
