@@ -325,6 +325,7 @@ class Pretrained:
     def __hash__(self): return hash((self.path, self.d_model, self.n_layers, self.lora, self.base))
     mixers = ()
     positions = 'rope'
+    ternary = False
 
 # %% ../nbs/02_config.ipynb #40fda1a4
 @dataclass(frozen=True)
