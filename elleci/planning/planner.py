@@ -12,14 +12,15 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from ..core import GiB, UserError, fmt_bytes
-from ..config import Config, ModelConfig, TrainConfig
+from ..config import Config, ModelConfig, Pretrained, TrainConfig
 from ..annotate import CATEGORIES
 from ..summary import Summary, byte_rows, shown_as_summary
 from ..memory.ledger import COLOURS, Fit, block_activation_bytes, card_bytes, card_overhead
 from ..memory.ledger import head_activation_bytes, matmul_itemsize, parameter_shapes, phase_peaks
-from ..memory.ledger import residual_itemsize
-from .cost import training_cost, unit_of
-from .step_time import MACHINES, step_time
+from ..memory.ledger import residual_itemsize, tensor_state_sizes, weight_sizes
+from .cost import training_cost
+from .decoders import layer_keeps
+from .step_time import MACHINES, step_time, unit_of
 from .account import account, advice, resolve_placement
 
 # %% ../../nbs/65_planner.ipynb #e54a3475
@@ -102,6 +103,7 @@ def _layer_major_moments(model, train):
     return moments
 
 # %% ../../nbs/65_planner.ipynb #a7b15ba4
+@functools.singledispatch
 def estimate_peak(
     model:ModelConfig,
     train:TrainConfig, # its block_inputs_on is not 'auto'
@@ -109,6 +111,31 @@ def estimate_peak(
     "What is allocated at the peak of a step, of either engine, in closed form"
     if train.engine == 'grad_accum': moments = phase_peaks(model, train).values()
     else: moments = _layer_major_moments(model, train)
+    return max(moments, key=lambda row: sum(row.values()))
+
+# %% ../../nbs/65_planner.ipynb #e74148b0
+@estimate_peak.register
+def _(model:Pretrained, train):
+    M, numbers = train.grad_accum_steps, _unit_params(model)
+    weights, states = Counter(), Counter()
+    for (name, shape), nbytes in zip(parameter_shapes(model).items(), weight_sizes(model, train)):
+        weights[unit_of(name)] += nbytes
+        states[unit_of(name)] += sum(tensor_state_sizes(name, shape, train, counters=False))
+    # A tied matrix is the embedding's, is needed at both ends, and stays.
+    is_tied = 'head.weight' not in parameter_shapes(model)
+    one_input = residual_itemsize(train)*train.batch_size*train.seq_len*model.d_model
+    last, moments = f'blocks.{model.n_layers - 1}', []
+    for unit, n_inputs in (('head', model.n_layers + 1), (last, model.n_layers), ('embedding', 1)):
+        held = n_inputs*M if train.block_inputs_on == 'device' else min(M, MICRO_BATCHES_IN_FLIGHT)
+        row = dict.fromkeys(CATEGORIES, 0) | dict(activations=one_input*held, inputs=24*train.tokens_per_step)
+        units = {unit, 'embedding'} if is_tied else {unit}
+        for category, sizes, place in (
+            ('weights', weights, train.weights_on), ('optimizer', states, train.states_on)
+        ): row[category] = sum(n for u, n in sizes.items() if place == 'device' or u in units)
+        of = numbers['embedding'] if unit == 'head' and is_tied else numbers[unit]
+        row['gradients'] = (8 if M > 1 and unit != last else 4)*of
+        if unit == last: row['activations'] += layer_keeps(model, train)
+        moments.append(row)
     return max(moments, key=lambda row: sum(row.values()))
 
 # %% ../../nbs/65_planner.ipynb #9876c5cb
@@ -230,7 +257,7 @@ def run_in_subprocess(
 # %% ../../nbs/65_search.ipynb #4e2a3c1d
 import itertools
 from typing import NamedTuple
-from ..config import CHOICES
+from ..config import CHOICES, FinetuneConfig
 from .cost import kept_bytes
 
 # %% ../../nbs/65_search.ipynb #02966170
@@ -258,6 +285,10 @@ def _values(config, choices):
     own = config.train
     values = SEARCHED | dict(optimizer=SAME_RATES if own.optimizer in SAME_RATES else (own.optimizer,))
     values['precision'] = tuple(dict.fromkeys((own.precision, *values['precision'])))
+    # Somebody else's model has one engine, and numbers that its weights were made for.
+    if isinstance(config, FinetuneConfig):
+        values |= dict(engine=('layer-major',), checkpointing=('none',))
+        values |= dict(precision=(own.precision,), optimizer=(own.optimizer,))
     return values | {name: tuple(tried) for name, tried in choices.items() if name in values}
 
 # %% ../../nbs/65_search.ipynb #2bb4db9b
@@ -468,7 +499,9 @@ class Plan:
     @property
     def seconds(self): return self.time['total']
     @property
-    def toml(self): return config_to_toml(self.config)
+    def toml(self):
+        "'' for a model that isn't ours, which has no such file"
+        return '' if isinstance(self.config, FinetuneConfig) else config_to_toml(self.config)
     @property
     def changes(self):
         "Setting: (what was given, what is planned)"
