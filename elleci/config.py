@@ -314,7 +314,8 @@ def _train_rules(t):
 class Pretrained:
     "A model of transformers that a run goes on from"
     path:str           # the folder of its weights and its tokenizer
-    settings:dict      # what its own config.json says
+    # what its own config.json says
+    settings:dict = dataclasses.field(repr=False)
     vocab_size:Count   # V, rows of its embedding
     d_model:Width      # D
     n_layers:Width     # L
