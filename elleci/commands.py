@@ -168,8 +168,9 @@ def elleci_memory(
     set:list[str]|None=None, # any setting, as section.name=value; elleci_train --print-config lists them
     #: Other models: elleci_memory --hf-config config.json --batch 4 --seq 2048 --vram 12GiB --lora 16
     hf_config:str|None=None, # the config.json of a transformers model, or its folder; nothing is downloaded
-    shape:str|None=None,     # a plain Llama by its size: 1B, 3B, 7B, 8B, 13B or 70B
+    shape:str|None=None,     # a name, as qwen3-4b; or a plain Llama by its size: 1B, 3B, 7B, 8B, 13B or 70B
     lora:Annotated[int, Range(1, 10**4)]|None=None, # rank of adapters; the rest is frozen, by default in bf16
+    base:str|None=None, # with --lora and --engine layer-major: bf16, or nf4, weights in 4 bits
     #: The step: elleci_memory --batch 2 --seq 512 --engine layer-major --clip-by layer
     batch=None, seq=None, grad_accum_steps=None,
     optimizer:str|None=None, # other models: adamw (fused), adamw-foreach, sgd, lion, lion8 or adamw8-bnb

@@ -11,13 +11,14 @@ from pathlib import Path
 import torch
 from ..core import UserError, memory_in_use, require
 from ..commands import elleci_memory  # noqa: F401
-from ..config import resolve_config
+from ..config import FinetuneConfig, TrainConfig, resolve_config
 from ..memory.ledger import CARDS, box_note, card_bytes, card_key, card_overhead, parse_bytes
 from ..memory.snapshot import check_output, write_snapshot
 from ..memory.timeline import write_timeline_html
 from .account import Account, account, advice, as_dict, draw_timeline, report
 from .cost import cost_as_dict, cost_lines, cost_table, training_cost
-from .foreign import PlainLlama, hf_model_maker, shape_named
+from .foreign import PlainLlama, hf_model_maker, model_settings, pretrained_of
+from .foreign import shape_named
 from .planner import Plan, given_choices, plan as find_plan
 from .predict import Prediction, predict
 from .ranks import RanksAccount, account_ranks
@@ -70,6 +71,7 @@ _FOREIGN_TOO = 'checkpointing', 'batch_size', 'seq_len', 'optimizer', 'precision
 def _foreign_model(shape, hf_config):
     "Functions that make a model of a size or of a configuration, and a batch of (rows, seq); its name"
     if hf_config: return hf_model_maker(hf_config)
+    if '-' in shape: return hf_model_maker(model_settings(shape))
     sizes = shape_named(shape)
     def tokens(rows, seq):
         ids = torch.empty(rows, seq or 2048, dtype=torch.long)
@@ -102,9 +104,22 @@ def _predict_foreign(shape, hf_config, vram, context, lora, as_json, settings):
     if as_json: _print(p.as_dict(), True)
     return p
 
+# %% ../../nbs/66_memory_command.ipynb #d0152b53
+_FINETUNE = dict(engine='layer-major', clip_by='layer', seq_len=1024, batch_size=2, grad_accum_steps=8)
+# Adapters are small: their weights and states stay in fp32.
+_NUMBERS = {False: dict(optimizer='lion8', precision='bf16-weights'), True: dict(optimizer='adamw')}
+
+
+def _finetune_config(shape, hf_config, lora, base, changes):
+    "The training of a decoder of transformers, by its name, size or config.json"
+    adapters = dict(lora=lora or 0, base=base or 'bf16')
+    model = pretrained_of(hf_config or model_settings(shape), **adapters)
+    name = shape or Path(model.path).resolve().name
+    return FinetuneConfig(name, model, TrainConfig(**_FINETUNE | _NUMBERS[bool(lora)] | changes))
+
 # %% ../../nbs/66_memory_command.ipynb #15d1bd57
 def show_memory(
-    preset, vram, config, set, hf_config, shape, lora, plan, ram, pinned, context, kwh_price, hour_price,
+    preset, vram, config, set, hf_config, shape, lora, base, plan, ram, pinned, context, kwh_price, hour_price,
     cards, draw, html, snapshot, json,
     **step, # settings of the training
 )->Account|RanksAccount|Plan|Prediction:
@@ -122,25 +137,32 @@ def show_memory(
     if shape or hf_config:
         if shape and hf_config: raise UserError('--shape and --hf-config are two models: give one of them.')
         which = '--shape' if shape else '--hf-config'
+    is_ours = plan or cards or changes.get('engine') == 'layer-major'
+    if (shape or hf_config) and not is_ours:
+        _refuse(dict(base=base), "is of a layer-major step's adapters: add --engine layer-major.")
         ours = dict(preset=preset, config=config, set=set, plan=plan, ram=ram, pinned=pinned, draw=draw)
         ours |= costs | {name: value for name, value in changes.items() if name not in _FOREIGN_TOO}
         _refuse(ours, f"is for Elleci's own models: leave it out, or leave out {which}.")
         p = _predict_foreign(shape, hf_config, vram, context, lora, json, changes)
         _write_files(p, limit, html, snapshot, p.settings)
         return p
-    if lora: raise UserError('--lora is for models that are not ours: add --shape or --hf-config.')
+    if shape or hf_config:
+        _refuse(dict(preset=preset, config=config, set=set), f'is of a model of ours: leave out {which}.')
+        config = _finetune_config(shape, hf_config, lora, base, changes)
+    elif lora or base: raise UserError('--lora is for models that are not ours: add --shape or --hf-config.')
     if plan:
         if vram is None: raise UserError('--plan needs a card to plan for: add --vram, as in --vram 8GiB.')
         _refuse(for_one, 'does not go with --plan: leave one of them out.')
     else: _refuse(dict(ram=ram, pinned=pinned), 'is a budget of --plan: add --plan, or leave it out.')
-    source, config = config, resolve_config(preset, config, set or (), 'elleci-1b5', **changes)
+    source = config
+    if not (shape or hf_config): config = resolve_config(preset, config, set or (), 'elleci-1b5', **changes)
     train, overhead = config.train, card_overhead(vram)
     is_shared = train.dp > 1 or train.fsdp or train.cp > 1 or train.tp > 1
     if plan:
         if is_shared: raise UserError('--plan plans for one card: leave out dp, fsdp, cp and tp.')
         given = given_choices(config, source, set or (), changes)
         p = find_plan(config, vram, ram or '32GiB', pinned or '2GiB', None, given)
-        _print(p.as_dict() if json else f'{p}\n\n{p.toml}', json)
+        _print(p.as_dict() if json else f'{p}\n\n{p.toml}'.rstrip(), json)
         if draw: _save(p.draw(), draw)
         return p
     if is_shared:
