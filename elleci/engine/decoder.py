@@ -7,13 +7,14 @@ __all__ = ['OwnDecoder', 'layer_list', 'Decoder', 'decoder_of']
 
 # %% ../../nbs/61_decoders.ipynb #66d4d67f
 import contextlib, contextvars, inspect, sys
+from unittest import mock
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
-from ..annotate import LOSS_WORKSPACE_BYTES
+from ..annotate import LOSS_WORKSPACE_BYTES, layer_scope
 from ..core import UserError, require
 from ..documents import IGNORE_INDEX, document_ids
 from .checks import graph_leaves, params_by_unit, units
@@ -334,6 +335,39 @@ def _check(stack, tokens, seq_idx):
         'whose gradients would be lost: it cannot be trained layer by layer.'
     ) from cause
 
+# %% ../../nbs/61_decoders.ipynb #b06daae2
+class _Lookup(torch.autograd.Function):
+    "Rows of a table; their gradient is added to the table's at once, and autograd makes none as large"
+    @staticmethod
+    def forward(ctx, table, tokens, padding_idx):
+        ctx.table, ctx.padding_idx = table, padding_idx
+        ctx.save_for_backward(tokens)
+        if table.grad is None:
+            with layer_scope(None, 'gradients'):
+                table.grad = torch.zeros_like(table, dtype=table.grad_dtype)
+        return torch.embedding(table, tokens)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        tokens, sums = ctx.saved_tensors[0].flatten(), ctx.table.grad
+        rows = gradient.reshape(len(tokens), -1).to(sums.dtype)
+        if ctx.padding_idx is not None: rows = rows*(tokens != ctx.padding_idx)[:, None]
+        # Unlike `index_add_`, in the same order on each run of a GPU.
+        sums.index_put_((tokens,), rows, accumulate=True)
+        return None, None, None
+
+
+@contextlib.contextmanager
+def _wide_lookups():
+    "Within it embeddings that learn are looked up by `_Lookup`"
+    real = F.embedding
+    def embedding(tokens, table, padding_idx=None, *options, **named):
+        learns = table.is_leaf and table.requires_grad and not named
+        if learns and options in ((), (None, 2., False, False)):
+            return _Lookup.apply(table, tokens, padding_idx)
+        return real(tokens, table, padding_idx, *options, **named)
+    with mock.patch.object(F, 'embedding', embedding): yield
+
 # %% ../../nbs/61_decoders.ipynb #b157b68a
 def _check_class(hf):
     "`UserError` for a model that is no stack of layers between an embedding and a head"
@@ -426,7 +460,9 @@ class Decoder(nn.Module):
         if self.packs: return micro_batches
         return [part for micro_batch in micro_batches for part in _documents_apart(micro_batch)]
 
-    def begin(self, tokens, seq_idx): return self._stack.begin(tokens, seq_idx)
+    def begin(self, tokens, seq_idx):
+        with _wide_lookups() if torch.is_grad_enabled() else contextlib.nullcontext():
+            return self._stack.begin(tokens, seq_idx)
 
     def block(self, unit, x, calls):
         i = self._numbers[unit]

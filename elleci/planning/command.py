@@ -119,8 +119,8 @@ def _finetune_config(shape, hf_config, lora, base, changes):
 
 # %% ../../nbs/66_memory_command.ipynb #15d1bd57
 def show_memory(
-    preset, vram, config, set, hf_config, shape, lora, base, plan, ram, pinned, context, kwh_price, hour_price,
-    cards, draw, html, snapshot, json,
+    preset, vram, config, set, hf_config, shape, lora, base, plan, ram, pinned, context, kwh_price,
+    hour_price, cards, draw, html, snapshot, json,
     **step, # settings of the training
 )->Account|RanksAccount|Plan|Prediction:
     "What `elleci_memory` does"

@@ -133,7 +133,7 @@ def _(model:Pretrained, train):
             ('weights', weights, train.weights_on), ('optimizer', states, train.states_on)
         ): row[category] = sum(n for u, n in sizes.items() if place == 'device' or u in units)
         of = numbers['embedding'] if unit == 'head' and is_tied else numbers[unit]
-        row['gradients'] = (8 if M > 1 and unit != last else 4)*of
+        row['gradients'] = (8 if M > 1 and unit == 'head' else 4)*of
         if unit == last: row['activations'] += layer_keeps(model, train)
         moments.append(row)
     return max(moments, key=lambda row: sum(row.values()))
