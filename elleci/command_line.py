@@ -23,7 +23,8 @@ def flags(f)->dict: # name: `inspect.Parameter`
     return {name: p for name, p in parameters.items() if can_be_typed(p)}
 
 
-def _flag(name): return '--' + name.replace('_', '-')
+# Python has a `from` of its own, so that its parameter is called `from_`.
+def _flag(name): return '--' + name.rstrip('_').replace('_', '-')
 
 # %% ../nbs/05_command_line.ipynb #09c1ba6a
 def _add_flag(parser, p, help):
@@ -33,11 +34,12 @@ def _add_flag(parser, p, help):
     if p.name == 'preset': help = f'{help}: {", ".join(PRESETS)}'
     if p.name in CHOICES: help = f'{help} ({", ".join(CHOICES[p.name])})'
     required = p.default is inspect.Parameter.empty
-    options = dict(metavar='text' if kind in (str, list) else kind.__name__, required=required)
+    metavar = 'text' if kind in (str, list) else kind.__name__
+    options = dict(dest=p.name, metavar=metavar, required=required)
     if kind is list: options |= dict(nargs='+', action='extend')
     # What --fit means where no value follows it.
     if p.name == 'fit': options |= dict(nargs='?', const='here')
-    if kind is bool: options = dict(action='store_true')
+    if kind is bool: options = dict(dest=p.name, action='store_true')
     parser.add_argument(_flag(p.name), default=None if required else p.default, help=help, **options)
 
 # %% ../nbs/05_command_line.ipynb #07daf96b

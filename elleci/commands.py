@@ -36,6 +36,8 @@ def elleci_train(
     preset:str|None=None, # one of these, by default elleci-tiny
     set:list[str]|None=None, # any setting, as section.name=value; --print-config lists them
     print_config:bool=False, # print it all as a file of your own, and train nothing
+    # a folder with a model of transformers, or its name on the Hub: all its weights are trained on
+    from_:str|None=None,
     #: The run: elleci_train --preset elleci-30m --data ~/texts --out runs/mine --resume
     out:str|None=None,    # the run's own folder (default: runs/<preset>)
     resume:bool=False,    # go on with the run in --out; begins at step 0 where nothing was saved yet
@@ -47,7 +49,7 @@ def elleci_train(
     data:str|None=None,   # text, shards, hub:NAME or a recipe (default: the embedded corpus)
     easy_first=False, num_workers=None,
     #: Steps and learning rate: elleci_train --steps 5000 --batch 8 --lr auto --schedule cosine
-    steps=None, batch=None, seq=None, grad_accum_steps=None,
+    steps=None, epochs=None, batch=None, seq=None, grad_accum_steps=None,
     lr:str|None=None, # learning rate, 1e-12 to 999, or auto: finds one by a range test of 100 steps
     schedule=None,
     seq_len_schedule:str|None=None, # growing rows, e.g. 0:4,0.1:2,0.3:1 begins at a quarter of --seq

@@ -321,6 +321,7 @@ class Pretrained:
     n_layers:Width     # L
     lora:WidthOrNone = 0 # rank of adapters, which alone are trained; 0: all weights are
     base:Literal['bf16', 'nf4'] = 'bf16' # how adapters' frozen weights are kept
+    max_positions:CountOrNone = 0 # tokens of a row, at most; 0: as many as there is room for
 
     def __post_init__(self): check_settings(self, lambda c: ())
     def __hash__(self): return hash((self.path, self.d_model, self.n_layers, self.lora, self.base))
@@ -369,12 +370,31 @@ class Config:
             raise UserError(f'seq_len is {rows} and max_positions {room}: learned positions end there.')
 
 # %% ../nbs/02_config_files.ipynb #5986f2b4
+# Settings of a training that a pretrained model leaves no choice.
+_FINETUNE = dict(engine='layer-major', compile='none', int8_backward=False, lerac_ratio=0., fsdp=False)
+_FINETUNE |= dict(sharded_checkpoints=False, scan_backend='elleci', attention_backend='auto')
+
+
+def _finetune_rules(t):
+    "What a training can't do with a pretrained model, and the sentence for those who ask for it"
+    for name, value in _FINETUNE.items():
+        yield getattr(t, name) == value, f'a pretrained model takes {name} {value!r} alone: leave it out'
+    yield t.dp < 2, 'a pretrained model is trained on one card: leave dp out'
+    sees_layers = t.optimizer in ('galore', 'muon')
+    yield not sees_layers, "a pretrained model has no matrices that we know by name: set optimizer to 'lion8'"
+
+
 @dataclass(frozen=True)
 class FinetuneConfig(Config):
     "A pretrained model, its training, and what the run is called"
     model:Pretrained
 
-    def __post_init__(self): check_settings(self, lambda c: ())
+    def __post_init__(self):
+        check_settings(self, lambda c: ())
+        check_settings(self.train, _finetune_rules)
+        rows, room = self.train.seq_len, self.model.max_positions
+        if 0 < room < rows:
+            raise UserError(f'seq_len is {rows}, and the model has {room} positions: lower it.')
 
 
 def config_to_json(config:Config)->str: # JSON text
@@ -445,8 +465,12 @@ def _with_table(config, table, folder, **changes):
     train = sections.get('train', {}) | _read_data_table(sections.get('data', {}), folder) | changes
     if 'seq_len_schedule' in train:
         train['seq_len_schedule'] = parse_seq_len_schedule(train['seq_len_schedule'])
-    model = dataclasses.replace(config.model, **sections.get('model', {}))
-    return Config(name, model, dataclasses.replace(config.train, **train))
+    model = sections.get('model', {})
+    if model and isinstance(config, FinetuneConfig):
+        raise UserError(f"model.{next(iter(model))} is the pretrained model's own: leave it out.")
+    parts = dict(model=dataclasses.replace(config.model, **model))
+    parts['train'] = dataclasses.replace(config.train, **train)
+    return dataclasses.replace(config, preset=name, **parts)
 
 # %% ../nbs/02_config_files.ipynb #1bb69806
 def read_config_file(path:str|Path)->Config:

@@ -13,6 +13,7 @@ from .layers.cache import Cache
 # %% ../nbs/51_decode_step.ipynb #77a72393
 def why_no_graph(model, cache:Cache)->str|None: # a reason; None where a step can be recorded
     "Why decoding steps cannot be a CUDA graph"
+    if not isinstance(cache, Cache): return "the cache is not one of ours"
     if cache.layers[0].device.type != 'cuda': return f'the model is on the {cache.layers[0].device.type}'
     if model.cfg.router != 'none': return 'the model has a router: what a step computes depends on the token'
     if any(layer.grows for layer in cache.layers): return 'the cache grows: give new_cache a max_len'

@@ -213,8 +213,11 @@ class TextStream:
     def __init__(self,
         tok,     # tokenizers.Tokenizer
         stop=(), # of str, from `check_stop`; the text ends before the one that is complete first
+        before=(), # ids that the text follows
     ):
         self.tok = tok
+        self.before = list(before)[-1:] # whole characters
+        if decode(tok, self.before).endswith('\ufffd'): self.before = []
         self.stop = stop
         self.text = ''       # so far, without a stop string
         self.num_given = 0   # characters of it
@@ -225,7 +228,7 @@ class TextStream:
         "Take the next token, and give what can be shown now, often nothing"
         self.pending.append(token)
         # A character that is not complete is decoded as U+FFFD.
-        if (new := decode(self.tok, self.pending)).endswith('\ufffd'): return ''
+        if (new := self._decoded()).endswith('\ufffd'): return ''
         self._append(new)
         # The end of the text may be the beginning of a stop string.
         begun = [n for s in self.stop for n in range(1, len(s)) if self.text.endswith(s[:n])]
@@ -233,12 +236,16 @@ class TextStream:
 
     def finish(self)->str:
         "No token follows: give what had to wait"
-        self._append(decode(self.tok, self.pending))
+        self._append(self._decoded())
         return self._give(0)
+
+    def _decoded(self):
+        "The text of what is pending; some tokenizers write no space in front of a first token"
+        return decode(self.tok, self.before + self.pending)[len(decode(self.tok, self.before)):]
 
     def _append(self, new):
         "Take more text, up to the first stop string"
-        self.pending = []
+        self.before, self.pending = self.pending or self.before, []
         if self.stopped: return
         self.text += new
         # None begins in what was given: that would have had to wait.
@@ -267,7 +274,7 @@ def check_stop(
 # %% ../nbs/75_generate_text.ipynb #b2288ad0
 def _stream_rows(model, tok, prompts, max_tokens, sampling, stop):
     "The texts that follow prompts, which are lists of ids; yields (row, piece of its continuation)"
-    texts, finished = [TextStream(tok, stop) for _ in prompts], set()
+    texts, finished = [TextStream(tok, stop, ids) for ids in prompts], set()
     ends = getattr(tok, 'stop_ids', (EOT,))
     for tokens in token_steps(model, prompts, max_tokens, sampling, ends, suppressed_ids(tok), finished):
         for row, token in tokens.items():

@@ -464,6 +464,8 @@ class Decoder(nn.Module):
         with _wide_lookups() if torch.is_grad_enabled() else contextlib.nullcontext():
             return self._stack.begin(tokens, seq_idx)
 
+    def logits(self, x): return self._stack.behind(x) # of the last layer, (B, T, D) → (B, T, V)
+
     def block(self, unit, x, calls):
         i = self._numbers[unit]
         call = calls.layers[i]

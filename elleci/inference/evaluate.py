@@ -18,13 +18,15 @@ from ..core import PositiveInt, Seed, UserError, atomic_write, fmt_count, valida
 from ..commands import elleci_evaluate  # noqa: F401
 from ..toml import nearest
 from ..layers.ffn import PackedLinear
-from ..memory.ledger import parameter_counts
 from ..data.loader import open_data
 from ..data.shards import tokenizer_fingerprint
 from ..data.sources import data_settings, iter_documents, parse_spec
 from ..data.pretrained_tokenizer import PretrainedTokenizer, token_ids
 from ..data.tokenizer import SPECIAL_TOKENS, chat_text_of, encode_documents, encode_text
 from ..engine.accumulate import GradAccumStep
+from ..engine.layer_major import LayerMajorStep
+from ..engine.pretrained import TextDecoder
+from ..planning.decoders import n_parameters
 from ..training.checkpoint import MODEL_FILE, latest_checkpoint, model_folder, model_files
 from ..training.load import load_run
 from ..training.loop import ValidationTotals, token_byte_counts, validate
@@ -169,7 +171,20 @@ def _read_tasks(tasks):
             raise UserError(f'{name!r} is no task: give some of {",".join(TASKS)}.{nearest(name, TASKS)}')
     return [name for name in TASKS if name in names]
 
+
+def _pretrained_tasks(names):
+    "Of these tasks those for a pretrained model; `UserError` where another was asked for by its name"
+    if names in (['perplexity'], list(TASKS)): return ['perplexity']
+    raise UserError('A pretrained model is asked for perplexity alone: other tasks are of our own tokens.')
+
 # %% ../../nbs/77_evaluate.ipynb #6b37fa52
+def _scorer(model, precision):
+    "What evaluates rows as the training does"
+    if not isinstance(model, TextDecoder): return GradAccumStep(model, None, precision=precision)
+    # It makes no step.
+    return LayerMajorStep(model.decoder, torch.optim.SGD(model.decoder.parameters()), precision=precision)
+
+
 def _perplexity(model, tok, run, config, data, limit, context):
     "Figures per source; for the run's own text `as_in_training` too, as the log has them"
     found, train = dict(context=context), config.train
@@ -178,7 +193,7 @@ def _perplexity(model, tok, run, config, data, limit, context):
         token_bytes = token_byte_counts(tok)
         with validation_sources(run, config, tok) as rows:
             documents = {name: validation_documents(r, token_bytes, limit) for name, r in rows.items()}
-            engine = GradAccumStep(model, None, precision=train.precision)
+            engine = _scorer(model, train.precision)
             found['as_in_training'] = validate(engine, rows, train.batch_size, train.val_rows, token_bytes)
     totals = {name: score_documents(model, texts, context) for name, texts in documents.items()}
     if len(totals) > 1:
@@ -212,13 +227,14 @@ def evaluate(
     run, names = Path(run), _read_tasks(tasks)
     if data: data_settings(data)
     config, tok, model = load_run(run)
+    if isinstance(model, TextDecoder): names = _pretrained_tasks(names)
     point = None if (run/MODEL_FILE).exists() else latest_checkpoint(run)
     found = dict(model=dict(
         run=str(run),
         preset=config.preset,
         step=point.step if point else None,
         packed=any(isinstance(m, PackedLinear) for m in model.modules()),
-        parameters=sum(parameter_counts(config.model).values()),
+        parameters=n_parameters(config.model),
         tokenizer=tokenizer_fingerprint(tok),
         device=str(model.embedding.weight.device),
     ))

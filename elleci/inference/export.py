@@ -9,7 +9,7 @@ __all__ = ['PREFIX', 'DTYPES', 'CHECKSUM_FILE', 'EXPORT_FORMAT', 'AUTO_MAP', 'CH
            'export_run']
 
 # %% ../../nbs/77_export.ipynb #7e4b05b5
-import dataclasses, json, os, stat
+import dataclasses, json, os, shutil, stat
 from pathlib import Path
 from typing import Any
 import torch
@@ -17,7 +17,8 @@ from torch import nn
 from ..core import UserError, appears_whole, atomic_write, fmt_bytes, pick_device, require
 from ..commands import elleci_export  # noqa: F401
 from ..files import decode_json, read_json
-from ..config import ModelConfig
+from ..config import FinetuneConfig, ModelConfig
+from ..engine.pretrained import quiet_transformers
 from ..memory.ledger import parse_bytes
 from ..layers.norm import KeepsFp32
 from ..layers.ffn import PackedLinear, pack_model
@@ -53,6 +54,11 @@ def _write_weights(folder, tensors, limit):
     hub = require('huggingface_hub', 'export a model')
     # Transformers refuses a file that doesn't name its framework.
     hub.save_torch_state_dict(tensors, folder, max_shard_size=limit, metadata=dict(format='pt'))
+    _finish_files(folder)
+
+
+def _finish_files(folder):
+    "Flush the weights to the disk, readable for whoever may read the folder"
     for path in folder.glob('*.safetensors'):
         with open(path, 'rb+') as f: os.fsync(f.fileno())
         # safetensors writes files that nobody else may read.
@@ -323,6 +329,18 @@ def from_pretrained(
     return model, tok
 
 # %% ../../nbs/77_export.ipynb #5c44529c
+def _save_decoder(model, folder, tok, dtype, max_shard_size, run):
+    "Write the model of a run on a pretrained one as its own class does; `UserError` if it can't be done"
+    check_finite(dict(model.hf.named_parameters()))
+    hf = model.hf.to(dtype) if dtype else model.hf
+    with appears_whole(folder) as new:
+        with quiet_transformers(): hf.save_pretrained(new, max_shard_size=max_shard_size)
+        _finish_files(new)
+        tok.hf.save_pretrained(new)
+        generation = Path(run)/'tokenizer'/'generation_config.json'
+        if generation.exists(): shutil.copy(generation, new)
+
+# %% ../../nbs/77_export.ipynb #281763e7
 def export_run(run, out, dtype, max_shard_size)->int: # bytes of the weights
     "What `elleci_export` does"
     if dtype != 'as-trained' and dtype not in DTYPES:
@@ -330,8 +348,11 @@ def export_run(run, out, dtype, max_shard_size)->int: # bytes of the weights
     parse_bytes(max_shard_size)
     check_new_folder(Path(out))
     config, tok, model = load_run(run, 'cpu')
-    save_pretrained(model, out, tok, DTYPES.get(dtype), max_shard_size, config.train.seq_len, run)
+    where = ', trust_remote_code=True) loads them where elleci is installed'
+    if isinstance(config, FinetuneConfig):
+        _save_decoder(model, Path(out), tok, DTYPES.get(dtype), max_shard_size, run)
+        where = ') loads them'
+    else: save_pretrained(model, out, tok, DTYPES.get(dtype), max_shard_size, config.train.seq_len, run)
     size = sum((Path(out)/name).stat().st_size for name in weight_files(Path(out)))
-    print(f"{out}: {fmt_bytes(size)} of weights; AutoModelForCausalLM.from_pretrained('{out}', "
-          'trust_remote_code=True) loads them where elleci is installed')
+    print(f"{out}: {fmt_bytes(size)} of weights; AutoModelForCausalLM.from_pretrained('{out}'{where}")
     return size

@@ -10,7 +10,7 @@ __all__ = ['MAX_AVERAGED_STEPS', 'token_byte_counts', 'ValidationTotals', 'valid
 import contextlib, dataclasses, math, signal, threading, time
 import torch
 from torch import Tensor
-from ..config import Config
+from ..config import Config, ModelConfig
 from ..core import UserError, seed_everything
 from ..data.loader import Mixture, make_loader
 from ..engine.layer_major import make_engine, make_model
@@ -148,7 +148,8 @@ class TrainingLoop:
         self.stepper = FaultTolerantStep(engine, self.train, self.log, self.recovery, self.on_bad_batch)
         # A part of a matrix has another scale than the whole.
         self.ternary_stats = TernaryStats(engine.model) if engine.ranks.has_whole_weights else dict
-        self.meter = Meter(config.model, self.train, engine.device, engine.ranks.n)
+        model = config.model if isinstance(config.model, ModelConfig) else None
+        self.meter = Meter(model, self.train, engine.device, engine.ranks.n)
         self.saved_step = engine.global_step
         self.data_state = None   # of the mixture after the last batch; a checkpoint keeps it
 

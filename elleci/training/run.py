@@ -10,7 +10,7 @@ import contextlib, dataclasses, functools, os
 from subprocess import CalledProcessError
 from typing import NamedTuple
 import torch
-from ..config import PRESETS, Config, layout_of
+from ..config import PRESETS, Config, FinetuneConfig, layout_of
 from ..core import UserError, fmt_bytes, is_out_of_memory, memory_in_use
 from ..data.curriculum import check_epochs
 from ..data.sources import parse_spec
@@ -91,6 +91,8 @@ def _refuse_unless_it_fits(config, machine, fit):
         name = f'the fullest of {machine.ranks} ranks of {name}'
     else:
         source = f'--preset {name}' if name in PRESETS else '--config FILE'
+        if isinstance(config, FinetuneConfig):
+            source = f'--hf-config {config.model.path} --engine {config.train.engine}'
         remedy = 'take a smaller preset or a larger device; '
         remedy += f'`elleci_memory {source} --vram {fit.limit // 2**20}MiB` says what would fit'
     ram = read_ram() if where.type == 'cpu' else None
@@ -110,6 +112,8 @@ def _refuse_too_much_ram(name, a, ram):
 def preflight(config:Config, machine:Machine)->Account: # of one rank
     "Print what will be trained and what it will hold; `UserError` if that cannot fit"
     train, device, ranks = config.train, machine.device, machine.ranks
+    if ranks > 1 and isinstance(config, FinetuneConfig):
+        raise UserError('A pretrained model is trained on one card: start one process, without torchrun.')
     # In a container the system's figure is the machine's.
     ram = read_ram() if device.type == 'cpu' and machine.free is not None else None
     if ram is not None: machine = machine._replace(free=min(machine.free, ram.available))
@@ -319,6 +323,9 @@ def _load_or_learn_tokenizer(folder, config):
         if used <= vocab_size - 128:
             print(f'the text fills {used:,} of {vocab_size:,} entries of the vocabulary')
     save_tokenizer(tokenizer, path)
+    # A pretrained model's own settings of generation stand beside its tokenizer.
+    generation = Path(train.tokenizer)/'generation_config.json'
+    if generation.exists(): shutil.copy(generation, folder/'tokenizer')
     return tokenizer
 
 # %% ../../nbs/76_run_folder.ipynb #9be3a43b
@@ -345,8 +352,9 @@ from ..summary import shown_as_summary
 from ..data.loader import make_loader
 from ..data.shards import tokenizer_fingerprint
 from ..engine.accumulate import OneProcess
-from ..engine.layer_major import make_engine, make_model
+from ..engine.layer_major import make_engine
 from ..engine.mapped_file import MappedFile
+from ..engine.pretrained import text_model
 from ..engine.ranks import share_model
 from ..generation import generate
 from ..memory.spill import SharedMemoryCounter
@@ -354,7 +362,8 @@ from ..optim.optimizers import make_optimizer
 from ..planning.account import can_measure, predicted_vs_measured
 from ..planning.cost import mapped_state_bytes
 from .checkpoint import CheckpointSaver, is_sharded, latest_checkpoint
-from .checkpoint import load_state, load_weights
+from .checkpoint import load_state
+from .load import load_model
 from .loop import TrainingLoop, fit, make_weight_average, token_byte_counts
 from .recovery import Recovery, Rollback, save_bad_batch
 from .sharded import checkpoint_pieces, load_shares, rank_share, write_shares
@@ -392,12 +401,11 @@ def _load_engine(run, checkpoint):
     "The run's engine and weight average, as a checkpoint has them; None: as they begin"
     train = run.train
     seed_everything(train.seed)
-    model = make_model(run.config.model, train)
+    sharded = checkpoint is not None and is_sharded(checkpoint.folder)
+    model = load_model(run.config, checkpoint.folder if checkpoint and not sharded else None)
     # FSDP2 moves its share of each block by itself.
     moves_itself = train.fsdp and train.engine == 'grad_accum'
     if train.weights_on == 'device' and not moves_itself: model.to(run.device)
-    sharded = checkpoint is not None and is_sharded(checkpoint.folder)
-    if checkpoint and not sharded: load_weights(checkpoint.folder, model)
     ranks = share_model(run.config, model, run.processes.n, run.device)
     optimizer = make_optimizer(model, train)
     extra = {}
@@ -452,7 +460,7 @@ def _sample_text(config, tokenizer, model, device):
     if config.train.weights_on != 'device' and device.type != 'cpu': return {}
     # A `UserError` means that the weights are damaged, which the next step will report.
     with contextlib.suppress(UserError):
-        text = generate(model, tokenizer, _prompts(config)[0], 24, seed=config.train.seed)
+        text = generate(text_model(model), tokenizer, _prompts(config)[0], 24, seed=config.train.seed)
         return dict(sample=' '.join(text.split()))
     return {}
 
@@ -578,6 +586,7 @@ from ..engine.offload import allow_malloc_tuning
 from ..memory.measure import free_traceback
 from ..planning.planner import given_choices, plan_here
 from .checkpoint import save_weights, saved_step
+from .finetune import finetune_config, pretrained_name
 from .load import load_run
 from .loop import find_lr, stop_on_signal, validate
 from .processes import explain_lost_rank, is_restart, mark_launch, num_ranks
@@ -734,8 +743,22 @@ def _parse_lr(text): # of --lr
         raise UserError(f"{str(e).rstrip('.')}, or auto.") from None
 
 # %% ../../nbs/76_train_command.ipynb #6ec78c3f
+def _pretrained_flags(model, out, flags):
+    "The folder of a run on a pretrained model, and its flags with what was asked for"
+    if flags.preset is not None or flags.config is not None:
+        raise UserError('--from brings a model and its settings: leave --preset and --config out.')
+    name = pretrained_name(model)
+    folder = Path(out if out is not None else f'runs/{name}')
+    # A run that goes on needs the model that it began with no more.
+    goes_on = flags.resume and (folder/'config.json').exists()
+    asked = read_config(folder) if goes_on else finetune_config(model, flags.options, **flags.changes)
+    return folder, flags._replace(asked=asked, preset=name)
+
+
 def _print_config(config):
     "Print a configuration as a file of one's own, in which every path is absolute"
+    if isinstance(config, FinetuneConfig):
+        raise UserError('--print-config prints a file for --config, and --from takes none: leave it out.')
     train = config.train
     data = tuple((name, resolve_spec(spec, '.')) for name, spec in train.data)
     is_file = train.tokenizer not in TOKENIZER_KINDS
@@ -781,7 +804,7 @@ def _train_in_folder(folder, flags, prices, track):
 
 # %% ../../nbs/76_train_command.ipynb #fb1535fd
 def train_from_flags(
-    config, preset, set, print_config, out, resume, track, data, fit, lr, seq_len_schedule,
+    config, preset, set, from_, print_config, out, resume, track, data, fit, lr, seq_len_schedule,
     kwh_price, hour_price, **changes, # settings of the training
 )->Path: # the run's folder
     "What `elleci_train` does"
@@ -790,10 +813,12 @@ def train_from_flags(
     if lr not in ('auto', None): changes['lr'] = _parse_lr(lr)
     if seq_len_schedule is not None: changes['seq_len_schedule'] = parse_seq_len_schedule(seq_len_schedule)
     if data is not None: changes = data_settings(os.path.expanduser(data)) | changes
-    asked = resolve_config(preset, config, tuple(set or ()), **changes)
-    flags = Flags(asked, preset, config, tuple(set or ()), changes, resume, lr == 'auto')
     if out == '': raise UserError('--out is empty: give a folder, or leave it out for runs/<preset>.')
-    folder = Path(out if out is not None else f'runs/{asked.preset}')
+    flags = Flags(None, preset, config, tuple(set or ()), changes, resume, lr == 'auto')
+    if from_ is not None: folder, flags = _pretrained_flags(from_, out, flags)
+    else:
+        flags = flags._replace(asked=resolve_config(preset, config, flags.options, **changes))
+        folder = Path(out if out is not None else f'runs/{flags.asked.preset}')
     if fit is not None: flags = _fitted(flags, fit, print_config)
     # torchrun has started the run again after a rank was lost.
     if is_restart(folder): flags = flags._replace(resume=True)
