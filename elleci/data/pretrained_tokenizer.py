@@ -87,9 +87,25 @@ class ChatTemplate:
         template = str(hf.chat_template)
         self.control = _control_tokens(hf)
         self.any_control = re.compile(_any_of(self.control))
-        self.turn_end = re.compile(rf'\s*(?:{_any_of(self.control)})')
+        self._find_turn_end()
         self.has_prompt = 'add_generation_prompt' in template
         self.has_generation = bool(re.search(r'\{%-?\s*generation\b', template))
+
+    def _find_turn_end(self):
+        "What ends the assistant's turn, which may be several tokens, while others may begin the next one"
+        talk = [dict(role=role, content='a') for role in ('user', 'assistant', 'user')]
+        last, inner = self._ends(talk[:2]), self._ends(talk)
+        ends = os.path.commonprefix([last, inner])
+        # Some templates end the last turn differently from the others.
+        self.stops = ends[-1:] or last[:1] + inner[:1]
+        closing = re.escape(''.join(ends)) or '(?!)'
+        self.turn_end = re.compile(rf'\s*(?:{closing}|{self.any_control.pattern})')
+
+    def _ends(self, messages):
+        "The special tokens that follow the first answer at once"
+        try: behind = self.render([_marked(message) for message in messages]).partition(LEARN_END)[2]
+        except UserError: return []
+        return self.any_control.findall(re.match(rf'\s*((?:{self.any_control.pattern})*)', behind)[1])
 
     def render(self, messages, add_generation_prompt=False)->str:
         "The text of a conversation; `UserError` where the template raises something"
@@ -126,8 +142,8 @@ class ChatTemplate:
             if re.search(f'[{LEARN}{LEARN_END}{CUT}]', content):
                 raise UserError('A message has one of U+FDD0 to U+FDD2, which are no characters.')
             content = self.any_control.sub(lambda found: found[0][0] + CUT + found[0][1:], content)
-            if normalizer and self.any_control.search(normalizer.normalize_str(content)):
-                raise UserError('A message has text that is normalised to a special token.')
+            if self.any_control.search(normalizer.normalize_str(content) if normalizer else content):
+                raise UserError('A message has text that the tokenizer takes for a special token.')
             return content
 
         return [dict(message, content=cut(message['content'])) for message in messages]
@@ -239,7 +255,8 @@ class PretrainedTokenizer:
         self._make_encoders()
         # No text has them: BOS, and rows of the embedding that are there to round its size.
         self.suppressed_ids = [*self.before, *range(num_entries, self.vocab_size)]
-        self.stop_ids = self._find_stop_ids()
+        # What ends a text, or the assistant's turn.
+        self.stop_ids = sorted({*self.after, *(self.template.control[stop] for stop in self.template.stops)})
 
     def _make_encoders(self):
         "Copies of the backend, for plain text and for what a template writes"
@@ -251,15 +268,6 @@ class PretrainedTokenizer:
         self.text_tok.encode_special_tokens = True
         names = {name: str(token) for name, token in self.hf.special_tokens_map.items()}
         self._str = '\n'.join([copy, json.dumps([self.before, names, self.hf.chat_template])])
-
-    def _find_stop_ids(self):
-        "Ids that end a text, or what the assistant says"
-        probe = [dict(role=role, content='a') for role in ('user', 'assistant', 'user')]
-        try: ids, learned = _encode_marked(self.chat_tok, self.chat_text(probe))
-        except UserError: return list(self.after)
-        # A template may put a line break behind the token that ends a turn.
-        control = set(self.template.control.values())
-        return sorted({*self.after, *[i for i in ids[learned].tolist() if i in control][-1:]})
 
     def __reduce__(self): return PretrainedTokenizer, (self.folder, self.vocab_size)
 
