@@ -55,10 +55,16 @@ def _message(message):
     return {key: x for key, x in message.items() if x is not None}
 
 
+def _shared(row):
+    "The conversation of a row in ShareGPT's form, if it has one"
+    found = row.get('conversations')
+    return found if isinstance(found, list) else None
+
+
 def _row_to_document(row, source, name, field='text', chat_text=chatml):
     "A row of a file or dataset, or the exception from reading it, as a `Document`"
     text, messages, problem = '', (), ''
-    found = isinstance(row, dict) and (row.get('messages') or row.get(field) or row.get('conversations'))
+    found = isinstance(row, dict) and (row.get('messages') or _shared(row) or row.get(field))
     try:
         if isinstance(row, Exception): raise row
         if not isinstance(row, dict): problem = f'not an object: {type(row).__name__}'
