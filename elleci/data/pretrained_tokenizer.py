@@ -6,7 +6,7 @@
 __all__ = ['LEARN', 'LEARN_END', 'CUT', 'NOT_LEARNED', 'ChatTemplate', 'token_ids', 'PretrainedTokenizer']
 
 # %% ../../nbs/70_tokenizer_pretrained.ipynb #6820b83a
-import json, os, re, shutil
+import copy, json, os, re, shutil
 from itertools import pairwise
 from pathlib import Path
 import numpy as np
@@ -260,14 +260,16 @@ class PretrainedTokenizer:
 
     def _make_encoders(self):
         "Copies of the backend, for plain text and for what a template writes"
+        self.chat_tok = copy.deepcopy(self.hf.backend_tokenizer)
         # Without a post-processor, a word's offsets include the space before it.
-        backend = self.hf.backend_tokenizer.to_str()
-        copy = json.dumps(json.loads(backend) | dict(post_processor=None, truncation=None, padding=None))
-        Tokenizer = require('tokenizers', 'read a tokenizer').Tokenizer
-        self.chat_tok, self.text_tok = Tokenizer.from_str(copy), Tokenizer.from_str(copy)
+        self.chat_tok.post_processor = None
+        self.chat_tok.no_truncation()
+        self.chat_tok.no_padding()
+        self.text_tok = copy.deepcopy(self.chat_tok)
         self.text_tok.encode_special_tokens = True
         names = {name: str(token) for name, token in self.hf.special_tokens_map.items()}
-        self._str = '\n'.join([copy, json.dumps([self.before, names, self.hf.chat_template])])
+        settings = json.dumps([self.before, names, self.hf.chat_template])
+        self._str = f'{self.chat_tok.to_str()}\n{settings}'
 
     def __reduce__(self): return PretrainedTokenizer, (self.folder, self.vocab_size)
 
