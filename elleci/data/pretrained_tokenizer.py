@@ -77,7 +77,53 @@ def _control_tokens(hf):
 
     return {token.content: i for i, token in hf.added_tokens_decoder.items() if is_control(token)}
 
+# %% ../../nbs/70_tokenizer_pretrained.ipynb #64e65274
+def _cut(content, any_control, normalizer):
+    "A message's content, in which each special token is cut behind its first character"
+    if re.search(f'[{LEARN}{LEARN_END}{CUT}]', content):
+        raise UserError('A message has one of U+FDD0 to U+FDD2, which are no characters.')
+    content = any_control.sub(lambda found: found[0][0] + CUT + found[0][1:], content)
+    if any_control.search(normalizer.normalize_str(content) if normalizer else content):
+        raise UserError('A message has text that the tokenizer takes for a special token.')
+    return content
+
 # %% ../../nbs/70_tokenizer_pretrained.ipynb #888cea07
+def _turn_start(template, messages, text, start, end):
+    "Where the prompt of these messages ends in a text; `start` and `end` are the marks of the answer"
+    # Some templates want a message of the user's first.
+    try: prompt = template.render(messages, add_generation_prompt=True)
+    except UserError: return start
+    common = len(os.path.commonprefix([prompt, text]))
+    # Reasoning, which the template moves, takes the mark with it.
+    if start is None: return min(common, end)
+    if template.has_prompt and common == len(prompt): return common
+    # A prompt may open a thought that no earlier answer shows. White space before the mark is content.
+    return min(start, max(common, len(text[:start].rstrip())))
+
+
+def _spans(template, messages, text):
+    "From behind each prompt to the token that ends the assistant's turn: (start, end) of characters"
+    marked, found, _ = _split_marks(template.render([_marked(m) for m in messages]), cut='')
+    turns = [i for i, message in enumerate(messages) if message['role'] == 'assistant']
+    unclear = UserError("In the chat template it can't be told what became of the assistant's turns.")
+    if marked != text or len(found) != len(turns): raise unclear
+    spans, last_end = [], 0
+    for turn, (start, end) in zip(turns, found):
+        start = _turn_start(template, messages[:turn], text, start, end)
+        if start is None or not last_end <= start <= end: raise unclear
+        closing = template.turn_end.match(text, end)
+        last_end = closing.end() if closing else end
+        spans.append((start, last_end))
+    return spans
+
+# %% ../../nbs/70_tokenizer_pretrained.ipynb #8e974d55
+def _own_spans(hf, messages):
+    "What the template itself marks: (start, end) of characters"
+    from transformers.utils.chat_template_utils import render_jinja_template
+    options = dict(chat_template=hf.get_chat_template(), return_assistant_tokens_mask=True)
+    return render_jinja_template([messages], **options, **hf.special_tokens_map)[1][0]
+
+# %% ../../nbs/70_tokenizer_pretrained.ipynb #37a17182
 class ChatTemplate:
     "What a model's chat template makes of a conversation, and what of that is learned"
     def __init__(self,
@@ -121,65 +167,23 @@ class ChatTemplate:
 
     def text(self, messages, add_generation_prompt=False)->str:
         "A conversation's text, with a `CUT` in every special token that somebody wrote"
-        return self.render(self._cut(messages), add_generation_prompt)
+        return self.render(self._checked(messages), add_generation_prompt)
 
     def marked_text(self, messages)->str:
         "The text with marks around what is learned; `UserError` where it can't be told, or nothing is"
-        messages = self._cut(messages)
+        messages = self._checked(messages)
         text = self.render(messages)
-        spans = self._own_spans(messages) if self.has_generation else self._spans(messages, text)
+        spans = _own_spans(self.hf, messages) if self.has_generation else _spans(self, messages, text)
         if not spans: raise UserError('The assistant says nothing in it that could be learned.')
         for start, end in reversed(spans):
             text = f'{text[:start]}{LEARN}{text[start:end]}{LEARN_END}{text[end:]}'
         return text
 
-    def _cut(self, messages):
-        "The messages, each special token in their contents cut behind its first character"
+    def _checked(self, messages):
         check_conversation(messages)
         normalizer = self.hf.backend_tokenizer.normalizer
-
-        def cut(content):
-            if re.search(f'[{LEARN}{LEARN_END}{CUT}]', content):
-                raise UserError('A message has one of U+FDD0 to U+FDD2, which are no characters.')
-            content = self.any_control.sub(lambda found: found[0][0] + CUT + found[0][1:], content)
-            if self.any_control.search(normalizer.normalize_str(content) if normalizer else content):
-                raise UserError('A message has text that the tokenizer takes for a special token.')
-            return content
-
-        return [dict(message, content=cut(message['content'])) for message in messages]
-
-    def _own_spans(self, messages):
-        "What stands between {% generation %} and {% endgeneration %}"
-        from transformers.utils.chat_template_utils import render_jinja_template
-        options = dict(chat_template=self.hf.get_chat_template(), return_assistant_tokens_mask=True)
-        return render_jinja_template([messages], **options, **self.hf.special_tokens_map)[1][0]
-
-    def _spans(self, messages, text):
-        "From behind each prompt to the token that ends the assistant's turn"
-        marked, found, _ = _split_marks(self.render([_marked(m) for m in messages]), cut='')
-        turns = [i for i, message in enumerate(messages) if message['role'] == 'assistant']
-        unclear = UserError("In the chat template it can't be told what became of the assistant's turns.")
-        if marked != text or len(found) != len(turns): raise unclear
-        spans, last_end = [], 0
-        for turn, (start, end) in zip(turns, found):
-            start = self._turn_start(messages[:turn], text, start, end)
-            if start is None or not last_end <= start <= end: raise unclear
-            closing = self.turn_end.match(text, end)
-            last_end = closing.end() if closing else end
-            spans.append((start, last_end))
-        return spans
-
-    def _turn_start(self, messages, text, start, end):
-        "Where the prompt of these messages ends in a text; `start` and `end` are the marks of the answer"
-        # Some templates want a message of the user's first.
-        try: prompt = self.render(messages, add_generation_prompt=True)
-        except UserError: return start
-        common = len(os.path.commonprefix([prompt, text]))
-        # Reasoning, which the template moves, takes the mark with it.
-        if start is None: return min(common, end)
-        if self.has_prompt and common == len(prompt): return common
-        # A prompt may open a thought that no earlier answer shows. White space before the mark is content.
-        return min(start, max(common, len(text[:start].rstrip())))
+        cuts = [_cut(message['content'], self.any_control, normalizer) for message in messages]
+        return [dict(message, content=content) for message, content in zip(messages, cuts)]
 
 # %% ../../nbs/70_tokenizer_pretrained.ipynb #a3a2aa09
 def _encode_behind(tok, text, start, end):
