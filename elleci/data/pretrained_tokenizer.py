@@ -310,6 +310,9 @@ class PretrainedTokenizer:
         new = folder.with_name(folder.name + '.new')
         shutil.rmtree(new, ignore_errors=True)
         self.hf.save_pretrained(new)
+        # How its model generates goes where its tokenizer does.
+        generation = self.folder/'generation_config.json'
+        if generation.exists(): shutil.copy(generation, new)
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(new, folder)
 

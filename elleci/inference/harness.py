@@ -8,8 +8,9 @@ __all__ = ['MAX_NEW_TOKENS', 'GENERATED_AT_ONCE', 'generation_settings', 'Harnes
 # %% ../../nbs/77_harness.ipynb #1ccdd922
 from pathlib import Path
 import numpy as np
-from ..core import require, validate_ranges
+from ..core import UserError, require, validate_ranges
 from ..data.tokenizer import BOS, encode_text
+from ..engine.pretrained import TextDecoder
 from ..generation import generate
 from .likelihood import Context, EncodedText, Row, length_batches, score_documents
 from .likelihood import score_rows
@@ -97,5 +98,7 @@ def harness_model(
     "A model of ours as lm-evaluation-harness wants it: `simple_evaluate(harness_model(run), tasks=…)`"
     LM = require('lm_eval.api.model', 'score a model with the evaluation harness').LM
     config, tok, model = load_run(run)
+    if isinstance(model, TextDecoder):
+        raise UserError(f'{run} is trained from a pretrained model: export it, and give lm_eval that folder.')
     if context is None: context = config.train.seq_len
     return type('ElleciLM', (HarnessMethods, LM), {'tokenizer_name': 'elleci'})(model, tok, context)

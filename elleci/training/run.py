@@ -323,9 +323,6 @@ def _load_or_learn_tokenizer(folder, config):
         if used <= vocab_size - 128:
             print(f'the text fills {used:,} of {vocab_size:,} entries of the vocabulary')
     save_tokenizer(tokenizer, path)
-    # A pretrained model's own settings of generation stand beside its tokenizer.
-    generation = Path(train.tokenizer)/'generation_config.json'
-    if generation.exists(): shutil.copy(generation, folder/'tokenizer')
     return tokenizer
 
 # %% ../../nbs/76_run_folder.ipynb #9be3a43b
