@@ -158,7 +158,8 @@ class _UnitUpdates:
         # A tied matrix is updated once, after both its uses.
         with _gradients_set_aside(self.tied_weights if unit != 'embedding' else []):
             self.updated_units.append(unit)
-            self.offload.mark_modified(unit)
+            # Of a unit that is frozen nothing has changed.
+            if params: self.offload.mark_modified(unit)
             self.optimizer.step()
             for p in params: p.grad = None
         self.grad_norms.append(norm)
@@ -436,4 +437,5 @@ def make_engine(
         )
     engine.compiled_blocks = compile_blocks(model, train)
     return engine
+
 

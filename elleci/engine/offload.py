@@ -266,7 +266,7 @@ class _UnitWeights(_UnitTensors):
     @torch.no_grad()
     def __init__(self, *args):
         super().__init__(*args)
-        if self.host_memory is None:
+        if self.host_memory is None or not self.params:
             self.attach([p.data.to(self.transfer_stream.device) for p in self.params])
         else:
             self.buffer = self.new_buffer([p.data for p in self.params], 'weights')
@@ -357,12 +357,15 @@ class ParameterOffload:
         for where in {weights_on, states_on} - {*memories}:
             is_pinned = where == 'host' and device.type != 'cpu'
             memories[where] = HostMemory('pinned' if is_pinned else 'pageable', device)
-        self.weights = {}
+        self.weights = {}          # those that learn
+        self.frozen = {}           # the others, which are never copied back
         self.states = {}
         self.modified = set()      # units that must be copied back
         for unit, params in params_by_unit.items():
             weights_memory = None if unit in resident else memories[weights_on]
-            self.weights[unit] = _UnitWeights(unit, params, transfer_stream, weights_memory)
+            for kept, learn in ((self.weights, True), (self.frozen, False)):
+                mine = [p for p in params if p.requires_grad == learn]
+                kept[unit] = _UnitWeights(unit, mine, transfer_stream, weights_memory)
             self.states[unit] = _UnitStates(optimizer, unit, params, transfer_stream, memories[states_on])
 
     @contextlib.contextmanager
@@ -383,11 +386,13 @@ class ParameterOffload:
             finally:
                 modified = unit in self.modified
                 self.modified.discard(unit)
-                for tensors in self._tensors(unit, states): tensors.release(modified)
+                for tensors in self._tensors(unit, states):
+                    tensors.release(modified and tensors is not self.frozen[unit])
 
     def _tensors(self, unit, states):
         if unit is None: return []
-        return [self.weights[unit], self.states[unit]] if states else [self.weights[unit]]
+        weights = [self.frozen[unit], self.weights[unit]]
+        return [*weights, self.states[unit]] if states else weights
 
     def mark_modified(self, unit):
         "To be called before a unit on the device is changed: when it leaves, it will be copied back"
@@ -400,7 +405,8 @@ class ParameterOffload:
 
     def params_on_host(self)->list: # of parameters
         "The parameters whose weights are kept in host memory"
-        return [p for weights in self.weights.values() if weights.buffer is not None for p in weights.params]
+        kept = [*self.weights.values(), *self.frozen.values()]
+        return [p for weights in kept if weights.buffer is not None for p in weights.params]
 
 # %% ../../nbs/59_offload.ipynb #16dc5451
 _MALLOC = dict(allowed=False, tuned=False)     # what we set the C library to, which can't be queried

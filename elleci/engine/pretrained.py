@@ -15,6 +15,7 @@ from torch import nn
 from ..config import Pretrained, TrainConfig
 from ..core import UserError, is_out_of_memory, require
 from .accumulate import eval_mode
+from .adapters import add_adapters
 from .decoder import Decoder, layer_list
 from ..files import read_json
 
@@ -142,15 +143,16 @@ def make_decoder(
     device:torch.device|str='cpu', # 'meta' for shapes alone: its weights are not read
 )->Decoder:
     "The model, with its own weights, in the dtype in which they are trained"
-    is_half = train.precision == 'bf16-weights' or pretrained.lora
+    is_half = train.precision == 'bf16-weights' or pretrained.lora and train.precision != 'fp32'
     dtype = torch.bfloat16 if is_half else torch.float32
-    if torch.device(device).type != 'meta':
-        return Decoder(_read_weights(pretrained, dtype).to(device).train())
-    make = require('transformers', 'train a model of transformers').AutoModelForCausalLM
-    with torch.device('meta'): hf = make.from_config(hf_config(pretrained), dtype=dtype)
-    # Of layers that repeat themselves, an account needs only some.
-    parent, name = layer_list(hf)
-    setattr(parent, name, getattr(parent, name)[:pretrained.n_layers])
+    if torch.device(device).type == 'meta':
+        make = require('transformers', 'train a model of transformers').AutoModelForCausalLM
+        with torch.device('meta'): hf = make.from_config(hf_config(pretrained), dtype=dtype)
+        # Of layers that repeat themselves, an account needs only some.
+        parent, name = layer_list(hf)
+        setattr(parent, name, getattr(parent, name)[:pretrained.n_layers])
+    else: hf = _read_weights(pretrained, dtype).to(device)
+    if pretrained.lora: add_adapters(hf, pretrained, train.seed)
     return Decoder(hf.train())
 
 # %% ../../nbs/61_pretrained.ipynb #a7646f35
