@@ -257,10 +257,12 @@ class PretrainedTokenizer:
         self.before = [hf.bos_token_id] if has_bos else []
         self.after = [] if hf.eos_token_id is None else [hf.eos_token_id]
         self._make_encoders()
-        # No text has them: BOS, and rows of the embedding that are there to round its size.
-        self.suppressed_ids = [*self.before, *range(num_entries, self.vocab_size)]
         # What ends a text, or the assistant's turn.
         self.stop_ids = sorted({*self.after, *(self.template.control[stop] for stop in self.template.stops)})
+        # No text has them: BOS, unless it's EOS too, and rows of the embedding that are there to round its size.
+        no_text = *self.before, *range(num_entries, self.vocab_size)
+        self.suppressed_ids = [i for i in no_text if i not in self.stop_ids]
+        self._make_encoders()
 
     def _make_encoders(self):
         "Copies of the backend, for plain text and for what a template writes"
