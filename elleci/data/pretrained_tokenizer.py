@@ -259,7 +259,7 @@ class PretrainedTokenizer:
         self._make_encoders()
         # What ends a text, or the assistant's turn.
         self.stop_ids = sorted({*self.after, *(self.template.control[stop] for stop in self.template.stops)})
-        # No text has them: BOS, unless it's EOS too, and rows of the embedding that are there to round its size.
+        # No text has them: BOS, unless it is EOS too, and rows that round the embedding's size.
         no_text = *self.before, *range(num_entries, self.vocab_size)
         self.suppressed_ids = [i for i in no_text if i not in self.stop_ids]
         self._make_encoders()
