@@ -6,7 +6,7 @@
 __all__ = ['OwnDecoder', 'layer_list', 'Decoder', 'decoder_of']
 
 # %% ../../nbs/61_decoders.ipynb #66d4d67f
-import contextlib, contextvars, inspect, sys
+import contextlib, contextvars, inspect, json, re, sys
 from unittest import mock
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 from ..annotate import LOSS_WORKSPACE_BYTES, layer_scope
-from ..core import UserError, require
+from ..core import UserError, is_out_of_memory, require
 from ..documents import IGNORE_INDEX, document_ids
 from .checks import graph_leaves, params_by_unit, units
 from ..kernels.conv import conv_silu
@@ -52,12 +52,17 @@ class OwnDecoder:
     def loss(self, x, labels): return token_loss(self.model, x, labels)
 
 # %% ../../nbs/61_decoders.ipynb #7148a578
-class _NotPacked(Exception): "A layer mixes tokens in a way that we cannot keep within documents"
+class _NotPacked(UserError): "A layer mixes tokens in a way that we cannot keep within documents"
 
 
 class _Rows:
-    "What our kernels know of the rows that a layer computes, and how often they were asked"
-    def __init__(self, seq_idx): self.seq_idx, self.asked = seq_idx, 0
+    "What our kernels know of the rows that a layer computes, and how often they were asked for what"
+    def __init__(self, seq_idx):
+        self.seq_idx = seq_idx
+        self.asked = self.asked_window = self.masked_window = 0
+
+
+_ASKS_OTHERWISE = 'A layer asks for what it did not ask for when it was looked at: make the step anew.'
 
 
 _rows = contextvars.ContextVar('rows')
@@ -70,12 +75,14 @@ def _attend(
     "Attention of transformers by `document_attention`; `_NotPacked` for what that cannot do"
     rows, groups, width = _rows.get(), query.shape[1]//key.shape[1], query.shape[3]
     rows.asked += 1
-    is_strange = dropout or softcap or is_causal is False
-    if is_strange or any(isinstance(v, Tensor) for v in (attention_mask, *more.values())): raise _NotPacked
+    rows.asked_window += bool(sliding_window)
+    tensors = any(isinstance(v, Tensor) for v in (attention_mask, *more.values()))
+    if tensors or dropout or softcap or is_causal is False: raise _NotPacked(_ASKS_OTHERWISE)
     if groups > 1: key, value = (t.repeat_interleave(groups, 1) for t in (key, value))
     # Keys may be wider than values.
     widest = max(width, value.shape[3])
-    q, k, v = (F.pad(t, (0, widest - t.shape[3])).transpose(1, 2) for t in (query, key, value))
+    def padded(t): return t if t.shape[3] == widest else F.pad(t, (0, widest - t.shape[3]))
+    q, k, v = (padded(t).transpose(1, 2) for t in (query, key, value))
     scale = width**-.5 if scaling is None else scaling
     y = document_attention(q, k, v, rows.seq_idx, scale, window=sliding_window or 0)
     return y[..., :value.shape[3]], None
@@ -83,7 +90,7 @@ def _attend(
 
 def _convolve(hidden_states, weight, bias=None, activation=None, **more): # (B, C, T), (C, K), (C,)
     "The convolution in front of a scan, by `conv_silu`"
-    if activation not in ('silu', 'swish'): raise _NotPacked
+    if activation not in ('silu', 'swish'): raise _NotPacked(_ASKS_OTHERWISE)
     if bias is None: bias = weight.new_zeros(len(weight))
     return conv_silu(hidden_states.transpose(1, 2), weight, bias, _rows.get().seq_idx).transpose(1, 2)
 
@@ -93,7 +100,7 @@ def _scan(
     dt_limit=(0., torch.inf), return_final_states=False, z=None, **more,
 ):
     "Mamba-2's scan, by `ssd`"
-    if initial_states is not None or return_final_states or z is not None: raise _NotPacked
+    if initial_states is not None or return_final_states or z is not None: raise _NotPacked(_ASKS_OTHERWISE)
     rows = _rows.get()
     rows.asked += 1
     if dt_bias is not None: dt = dt + dt_bias
@@ -102,10 +109,20 @@ def _scan(
     return ssd(hidden_states, dt, A, B, C, D=D, seq_idx=documents, check=False)
 
 # %% ../../nbs/61_decoders.ipynb #5e8f2a39
+def _mask_of_window(*_, **__): _rows.get().masked_window = 1
+
+
+def _mask_of_chunks(*_, **__): raise _NotPacked(_ASKS_OTHERWISE)
+
+
 _KERNELS = dict(
     causal_conv1d_fn=_convolve,
     mamba2_chunk_scan=_scan,
+    # There is none, so the model takes the two others.
     mamba2_split_conv1d_scan_combined=lambda *_, **__: None,
+    # Whoever masks a window must ask our attention for it, too; nobody can ask it for chunks.
+    create_sliding_window_causal_mask=_mask_of_window,
+    create_chunked_causal_mask=_mask_of_chunks,
 )
 _ATTENTION = 'elleci-documents'
 
@@ -145,6 +162,7 @@ class _Calls:
     "What each layer is called with beside hidden states, for one micro-batch"
     def __init__(self, seq_idx):
         self.seq_idx = seq_idx
+        self.rows = None  # what our kernels were told meanwhile, if rows are packed
         self.layers = []  # (args, kwargs) of each
         self.used = {}    # {layer: its tensors that get a gradient, as leaves}
 
@@ -160,6 +178,14 @@ def layer_list(
     return hf.get_submodule(parent), attribute
 
 # %% ../../nbs/61_decoders.ipynb #0ae2d975
+def _longest_row(config):
+    "Some rotary positions turn otherwise in a long row: up to how many tokens they do not"
+    settings = json.dumps(config.to_dict(), default=str)
+    if not re.search('"rope_type": "(longrope|dynamic)"', settings): return None
+    known = re.findall('"(?:original_)?max_position_embeddings": ([0-9]+)', settings)
+    return min(map(int, known))
+
+
 class _Stack:
     "A model of transformers, and what stands in the place of its layers"
     def __init__(self, hf):
@@ -168,8 +194,9 @@ class _Stack:
         self.n = len(self.layers)
         self.modules = {sys.modules[type(m).__module__] for m in hf.modules()}
         self.takes_positions = 'position_ids' in inspect.signature(hf.forward).parameters
-        # Whether rows of several documents are computed at once; and what layers return, if not a tensor.
-        self.packs, self.tuple_size = False, None
+        # Whether rows of several documents are computed at once, and how long they may be; None: as may be.
+        self.packs, self.longest = False, _longest_row(hf.config)
+        self.tuple_size = None # of what layers return, if it is no tensor
         # What is in front of the layers, and nowhere else; and where it would be computed.
         self.front, self.device = [], hf.get_input_embeddings().weight.device
 
@@ -186,14 +213,18 @@ class _Stack:
 
     def returned(self, x): return x if self.tuple_size is None else (x, *[None]*(self.tuple_size - 1))
 
+    def is_packed(self, seq_idx):
+        T = seq_idx.shape[1]
+        return self.packs and T <= (self.longest or T)
+
     def kernels(self, seq_idx):
-        if not self.packs: return contextlib.nullcontext()
+        if not self.is_packed(seq_idx): return contextlib.nullcontext()
         return _own_kernels(self.hf.config, self.modules, seq_idx)
 
     def forward(self, tokens, seq_idx=None): # (B, T) → (B, T, V) logits
         "The model's own; of packed rows, with positions that are counted in each document"
         inputs = dict(input_ids=tokens, use_cache=False)
-        if seq_idx is not None and self.takes_positions and self.packs:
+        if seq_idx is not None and self.takes_positions and self.is_packed(seq_idx):
             at = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
             is_start = F.pad(seq_idx[:, 1:] != seq_idx[:, :-1], (1, 0), value=True)
             inputs['position_ids'] = at - (at*is_start).cummax(1).values
@@ -209,7 +240,7 @@ class _Stack:
                 if i == self.n - 1: raise _Enough
                 return self.returned(x)
             return forward
-        with self.kernels(seq_idx), contextlib.suppress(_Enough), self.stand_ins(record):
+        with self.kernels(seq_idx) as calls.rows, contextlib.suppress(_Enough), self.stand_ins(record):
             self.forward(tokens, seq_idx)
         return first[0], calls
 
@@ -267,13 +298,15 @@ def _find_owners(stack, tokens, y):
     learns = {i: p.requires_grad for i, p in params.items()}
     for p in params.values():
         if p.is_floating_point(): p.requires_grad_()
-    with torch.enable_grad():
-        x, calls = stack.begin(tokens, torch.zeros_like(tokens))
-        behind = {id(t) for t in graph_leaves(stack.behind(y.detach().requires_grad_()))}
-        given = [x, *(t for call in calls.layers for t in _arguments(call) if _has_gradient(t))]
-        front = {id(t) for g in given for t in graph_leaves(g)}
-    wanted = [[n for n, t in enumerate(_arguments(call)) if _has_gradient(t)] for call in calls.layers]
-    for i, p in params.items(): p.requires_grad_(learns[i])
+    try:
+        with torch.enable_grad():
+            x, calls = stack.begin(tokens, torch.zeros_like(tokens))
+            behind = {id(t) for t in graph_leaves(stack.behind(y.detach().requires_grad_()))}
+            given = [x, *(t for call in calls.layers for t in _arguments(call) if _has_gradient(t))]
+            front = {id(t) for g in given for t in graph_leaves(g)}
+        wanted = [[n for n, t in enumerate(_arguments(call)) if _has_gradient(t)] for call in calls.layers]
+    finally:
+        for i, p in params.items(): p.requires_grad_(learns[i])
     owner = {}
     for i, layer in enumerate(stack.layers):
         for name, p in layer.named_parameters():
@@ -294,8 +327,10 @@ def _find_scale(stack, y):
     logits = 3*torch.randn(1, 1, len(stack.head.weight), dtype=torch.float64, generator=g)
     found = stack.with_head(lambda x: logits.clone(), y[..., :1, :]).double()
     scale = float((found*logits).sum()/logits.square().sum())
-    # Many models compute their logits in fp32.
-    return float(f'{scale:.6g}') if torch.allclose(found, scale*logits, rtol=1e-5) else None
+    if not torch.allclose(found, scale*logits, rtol=1e-5): return None
+    # Many models compute their logits in fp32: the number that is meant is a short one, or divides by one.
+    short = min((round(scale, 6), 1/round(1/scale, 6)), key=lambda s: abs(s - scale))
+    return short if abs(short - scale) < 1e-6*abs(scale) else scale
 
 # %% ../../nbs/61_decoders.ipynb #0409a51e
 @torch.no_grad()
@@ -304,10 +339,16 @@ def _try_packed(stack, tokens, seq_idx):
     stack.packs = True
     try:
         x, calls = stack.begin(tokens, seq_idx)
+        asked = []
         for layer, (args, kwargs) in zip(stack.layers, calls.layers):
             with stack.kernels(seq_idx) as rows: layer(x, *args, **kwargs)
-            if not rows.asked: raise _NotPacked
-    except _NotPacked: stack.packs = False
+            asked.append(rows)
+        windows = any(rows.asked_window for rows in asked) or not calls.rows.masked_window
+        stack.packs = windows and all(rows.asked for rows in asked)
+    # A model may fail in any way without a mask.
+    except Exception as e:
+        if is_out_of_memory(e): raise
+        stack.packs = False
 
 
 @torch.no_grad()
@@ -329,7 +370,9 @@ def _check(stack, tokens, seq_idx):
             stack.packs = is_apart and is_same(packed, alone)
         if stack.packs or is_same(stack.one_by_one(documents[0], seq_idx[:, :n]), alone[:, :n]): return
     # A model may fail in any way without what it misses.
-    except Exception as e: cause = e
+    except Exception as e:
+        if is_out_of_memory(e): raise
+        cause = e
     raise UserError(
         f'Layers of {type(stack.hf).__name__} hand on more than hidden states (keys and values, perhaps), '
         'whose gradients would be lost: it cannot be trained layer by layer.'
@@ -376,6 +419,12 @@ def _check_class(hf):
         raise UserError(f'{name} has an encoder and a decoder: give a model that is a decoder alone.')
     if hf.main_input_name != 'input_ids' or {'vision_config', 'audio_config'} & set(config.to_dict()):
         raise UserError(f'{name} takes more than text: give a folder of its language model alone.')
+    for setting, loses in (('output_router_logits', "routers' losses"), ('layerdrop', 'layers')):
+        if getattr(config, setting, 0):
+            raise UserError(
+                f'{name} has {setting} = {getattr(config, setting)}, and a step in layers neither drops nor '
+                f'adds {loses}: set it to 0 in config.json.'
+            )
     if hf.get_output_embeddings() is None:
         raise UserError(f'{name} has no head that gives logits: give its class for causal language models.')
 
@@ -389,13 +438,14 @@ class _YesOnMeta(TorchDispatchMode):
 
 def _documents_apart(micro_batch):
     "The documents of a micro-batch that have a label, each as one of its own"
-    for row in zip(*micro_batch):
+    # A device is asked once.
+    _, labels, seq_idx = (t if t.is_meta else t.cpu() for t in micro_batch)
+    for i, row in enumerate(zip(*micro_batch)):
         # Of a tensor without numbers, one document to a row.
-        seq_idx, lengths = row[2], [len(row[2])]
-        if not seq_idx.is_meta: lengths = seq_idx.unique_consecutive(return_counts=True)[1].tolist()
-        for document in zip(*(t.split(lengths) for t in row)):
-            _, labels, _ = document
-            if labels.is_meta or (labels != IGNORE_INDEX).any(): yield tuple(t[None] for t in document)
+        lengths = [seq_idx.shape[1]]
+        if not seq_idx.is_meta: lengths = seq_idx[i].unique_consecutive(return_counts=True)[1].tolist()
+        for document, counted in zip(zip(*(t.split(lengths) for t in row)), labels[i].split(lengths)):
+            if counted.is_meta or (counted != IGNORE_INDEX).any(): yield tuple(t[None] for t in document)
 
 # %% ../../nbs/61_decoders.ipynb #5438732a
 class Decoder(nn.Module):
@@ -416,11 +466,14 @@ class Decoder(nn.Module):
             for m in (self.embedding, *self.blocks): m.uses_rng = True
         transformers = require('transformers', 'train a model of transformers')
         transformers.AttentionInterface.register(_ATTENTION, _attend)
+        # The step recomputes layers itself, and where it can say which documents they hold.
+        if hf.is_gradient_checkpointing: hf.gradient_checkpointing_disable()
         was_training = hf.training
         hf.eval()
         on_meta = self.embedding.weight.is_meta
-        with _YesOnMeta() if on_meta else contextlib.nullcontext(): self._look(on_meta, rates)
-        hf.train(was_training)
+        try:
+            with _YesOnMeta() if on_meta else contextlib.nullcontext(): self._look(on_meta, rates)
+        finally: self.train(was_training)
 
     embedding = property(lambda self: self.hf.get_input_embeddings())
     head = property(lambda self: self.hf.get_output_embeddings())
@@ -435,10 +488,16 @@ class Decoder(nn.Module):
         tokens = torch.arange(1, 13, device=stack.device)[None] % len(self.head.weight)
         seq_idx = (torch.arange(12, device=stack.device) > 6).long()[None]
         hook = self.blocks[0].register_forward_hook(lambda module, args, y: outputs.append(y))
-        with torch.no_grad(): stack.forward(tokens)
-        hook.remove()
+        try:
+            with torch.no_grad(): stack.forward(tokens)
+        finally: hook.remove()
         y = outputs[0]
         if isinstance(y, tuple): y, stack.tuple_size = y[0], len(y)
+        if y.ndim != 3:
+            raise UserError(
+                f'Layers of {type(self.hf).__name__} hand on several streams of hidden states: it cannot be '
+                'trained layer by layer.'
+            )
         owner, self.tied, self._wanted = _find_owners(stack, tokens, y)
         names = ['embedding', *self._numbers, 'head']
         modules = [self.embedding], *([block] for block in self.blocks), [self.head]
@@ -457,7 +516,7 @@ class Decoder(nn.Module):
                 if buffer is not None: m._buffers[name] = buffer.to(device)
 
     def micro_batches(self, micro_batches):
-        if self.packs: return micro_batches
+        if all(self._stack.is_packed(seq_idx) for _, _, seq_idx in micro_batches): return micro_batches
         return [part for micro_batch in micro_batches for part in _documents_apart(micro_batch)]
 
     def begin(self, tokens, seq_idx):

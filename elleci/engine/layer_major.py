@@ -197,6 +197,7 @@ def _partial_step_guard(engine):
         raise
     finally:
         engine.activations.clear()
+        engine.compute.beside = {}
         engine.ranks.clear()
         engine.transfer_stream.synchronize()
 
@@ -375,11 +376,8 @@ class LayerMajorStep:
         "As `GradAccumStep.evaluate`"
         # A head that is shared between processes is smaller than the vocabulary.
         check_labels(labels, self.vocab_size)
-        parts = self.decoder.micro_batches([(tokens, labels, seq_idx)])
-        return sum((self._evaluate(*part) for part in parts), torch.zeros((), device=self.device))
-
-    def _evaluate(self, tokens, labels, seq_idx):
-        x = beside = None
+        parts, total = self.decoder.micro_batches([(tokens, labels, seq_idx)]), 0.
+        xs, beside = [None]*len(parts), [None]*len(parts)
         for unit, above in zip(self.units, [*self.units][1:] + [None]):
             with (
                 eval_mode(self.model),
@@ -387,12 +385,10 @@ class LayerMajorStep:
                 self.ranks.gathered(unit, prefetch=above),
                 self.compute.autocast(),
             ):
-                if unit == 'embedding':
-                    x, beside = self.decoder.begin(tokens, seq_idx)
-                elif unit == 'head':
-                    total = self.decoder.loss(x, labels)
-                else:
-                    x = self.decoder.block(unit, x, beside)
+                for m, (tokens, labels, seq_idx) in enumerate(parts):
+                    if unit == 'embedding': xs[m], beside[m] = self.decoder.begin(tokens, seq_idx)
+                    elif unit == 'head': total = total + self.decoder.loss(xs[m], labels)
+                    else: xs[m] = self.decoder.block(unit, xs[m], beside[m])
         return total
 
 # %% ../../nbs/61_layer_major.ipynb #40a9cf0d

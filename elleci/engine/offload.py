@@ -358,7 +358,7 @@ class ParameterOffload:
             is_pinned = where == 'host' and device.type != 'cpu'
             memories[where] = HostMemory('pinned' if is_pinned else 'pageable', device)
         self.weights = {}          # those that learn
-        self.frozen = {}           # the others, which are never copied back
+        self.frozen = {}           # the others, which are not copied back
         self.states = {}
         self.modified = set()      # units that must be copied back
         for unit, params in params_by_unit.items():
@@ -387,7 +387,7 @@ class ParameterOffload:
                 modified = unit in self.modified
                 self.modified.discard(unit)
                 for tensors in self._tensors(unit, states):
-                    tensors.release(modified and tensors is not self.frozen[unit])
+                    tensors.release(modified and any(p.requires_grad for p in tensors.params))
 
     def _tensors(self, unit, states):
         if unit is None: return []

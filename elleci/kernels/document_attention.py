@@ -65,10 +65,10 @@ def _tile_scores(
     dtype = compute_dtype(q)
     s = (_heads_first(q, rows).to(dtype) @ _heads_first(k, cols).to(dtype).mT).mul_(scale)
     if mask is not None: return s.add_(mask)
-    hidden = torch.ones(s.shape[-2:], dtype=torch.bool, device=s.device)
-    if rows == cols: s.masked_fill_(hidden.triu(1), -torch.inf)
+    def every(): return torch.ones(s.shape[-2:], dtype=torch.bool, device=s.device)
+    if rows == cols: s.masked_fill_(every().triu_(1), -torch.inf)
     if not window or rows.stop - cols.start <= window: return s
-    return s.masked_fill_(hidden.tril_(rows.start - cols.start - window), -torch.inf)
+    return s.masked_fill_(every().tril_(rows.start - cols.start - window), -torch.inf)
 
 # %% ../../nbs/29_document_attention.ipynb #615306a9
 def _forward_tiles(
@@ -85,8 +85,9 @@ def _forward_tiles(
             so_far = None
             for cols in _tiles_of_keys(segment[0], rows, window):
                 s = _tile_scores(q, k, rows, cols, mask, scale, window)
+                tile_lse = s.logsumexp(-1, keepdim=True)
                 # A query that may look at nothing here has weight 0, and no −∞ to subtract.
-                tile_lse = s.logsumexp(-1, keepdim=True).clamp_(torch.finfo(dtype).min)
+                if window: tile_lse.clamp_(torch.finfo(dtype).min)
                 tile_out = s.sub_(tile_lse).exp_() @ _heads_first(v, cols).to(dtype)
                 so_far = (tile_out, tile_lse) if so_far is None else _merge(*so_far, tile_out, tile_lse)
             _heads_first(out, rows).copy_(so_far[0])
@@ -318,10 +319,14 @@ document_attention_forward.register_autograd(_backward, setup_context=_save_for_
 
 # %% ../../nbs/29_document_attention_kernels.ipynb #c51ceff2
 @register_flops(torch.ops.elleci.document_attention_forward)
-def _forward_flops(q, *_, **__): return 4*q[0]*q[2]*q[1]**2*q[3]          # shape (B, T, H, P)
+def _forward_flops(q, k, v, seq_idx, scale, window=0, **_):
+    B, T, H, P = q
+    return 4*B*H*T*min(T, window or T)*P
 
 @register_flops(torch.ops.elleci.document_attention_backward)
-def _backward_flops(dout, *_, **__): return 10*dout[0]*dout[2]*dout[1]**2*dout[3]
+def _backward_flops(dout, q, k, v, out, lse, seq_idx, scale, window=0, **_):
+    B, T, H, P = q
+    return 10*B*H*T*min(T, window or T)*P
 
 def _part_of_row(q:Tensor)->tuple:
     "The largest of `_parts`"
