@@ -227,28 +227,40 @@ def token_ids(
 # %% ../../nbs/70_tokenizer_pretrained.ipynb #892be08d
 def _byte_counts(hf, vocab_size):
     "The bytes of text that each token stands for, (V,) float64; special ones stand for none"
-    counts = np.zeros(vocab_size)
+    counts = np.zeros(max(vocab_size, *hf.get_vocab().values()) + 1)
     has_bytes = 'ByteLevel' in repr(hf.backend_tokenizer.decoder)
     for name, i in hf.get_vocab().items():
         is_byte = re.fullmatch('<0x[0-9A-F]{2}>', name)
         counts[i] = 1 if is_byte else len(name) if has_bytes else len(name.replace('▁', ' ').encode())
     for i, token in hf.added_tokens_decoder.items():
         counts[i] = 0 if token.special else len(token.content.encode())
-    return counts
+    return counts[:vocab_size]
+
+
+def _model_stops(folder):
+    "The ids that the model's own generation_config.json lets a text end with"
+    path = Path(folder)/'generation_config.json'
+    try: ids = json.loads(path.read_bytes()).get('eos_token_id')
+    except FileNotFoundError: return []
+    except (ValueError, AttributeError):
+        raise UserError(f'{path} is damaged: give it as the model had it, or remove it.') from None
+    return [i for i in (ids if isinstance(ids, list) else [ids]) if type(i) is int]
 
 # %% ../../nbs/70_tokenizer_pretrained.ipynb #9518c4f7
 class PretrainedTokenizer:
     "A pretrained model's tokenizer and chat template, with the methods of a `tokenizers.Tokenizer`"
     def __init__(self,
         folder:str|Path, # with tokenizer.json, tokenizer_config.json and, for conversations, a chat template
-        vocab_size:int|None=None, # rows of the model's embedding, no fewer than entries; None: as many
+        vocab_size:int|None=None, # rows of the model's embedding; None: as many as entries
     ):
         self.folder = Path(folder)
         self.hf = hf = _load(folder)
         self.template = ChatTemplate(hf)
-        num_entries = max(hf.get_vocab().values()) + 1
+        ids = set(hf.get_vocab().values())
+        num_entries = max(ids) + 1
         self.vocab_size = num_entries if vocab_size is None else vocab_size
-        if num_entries > self.vocab_size:
+        # Control tokens, which no text has, may lie behind it: the one of Gemma 3's images does.
+        if max(ids - set(self.template.control.values())) >= self.vocab_size:
             raise UserError(
                 f"The tokenizer in {folder} doesn't fit the embedding, it has {num_entries:,} entries for "
                 f"{vocab_size:,} rows: give the tokenizer of the model's own folder."
@@ -256,9 +268,9 @@ class PretrainedTokenizer:
         has_bos = hf.bos_token_id is not None and hf('').input_ids[:1] == [hf.bos_token_id]
         self.before = [hf.bos_token_id] if has_bos else []
         self.after = [] if hf.eos_token_id is None else [hf.eos_token_id]
-        self._make_encoders()
         # What ends a text, or the assistant's turn.
-        self.stop_ids = sorted({*self.after, *(self.template.control[stop] for stop in self.template.stops)})
+        stops = {*self.after, *(self.template.control[stop] for stop in self.template.stops)}
+        self.stop_ids = sorted(i for i in stops.union(_model_stops(folder)) if 0 <= i < self.vocab_size)
         # No text has them: BOS, unless it is EOS too, and rows that round the embedding's size.
         no_text = *self.before, *range(num_entries, self.vocab_size)
         self.suppressed_ids = [i for i in no_text if i not in self.stop_ids]
@@ -324,7 +336,13 @@ class PretrainedTokenizer:
 
     def encode_chat(self, messages:list, add_generation_prompt:bool=False)->list: # ids
         "The ids of a conversation; special tokens come from the template alone"
-        return _encode_marked(self.chat_tok, self.template.text(messages, add_generation_prompt))[0].tolist()
+        return self._encode_marked(self.template.text(messages, add_generation_prompt))[0].tolist()
+
+    def _encode_marked(self, text):
+        ids, learned = _encode_marked(self.chat_tok, text)
+        if ids.max(initial=0) < self.vocab_size: return ids, learned
+        token = self.id_to_token(int(ids.max()))
+        raise UserError(f'The chat template writes {token}, for which the embedding has no row.')
 
     def encode_documents(self,
         docs, # iterable of `Document`; bad ones are passed over
@@ -337,7 +355,7 @@ class PretrainedTokenizer:
             if not doc.messages: return np.array([*self.before, *next(texts).ids, *self.after], np.uint32)
             # Most were rendered when they were read.
             text = doc.text if LEARN in doc.text else self.chat_text(doc.messages)
-            ids, learned = _encode_marked(self.chat_tok, text)
+            ids, learned = self._encode_marked(text)
             return np.where(learned, ids, ids + NOT_LEARNED).astype(np.uint32)
 
         return [encoded(doc) for doc in docs]
