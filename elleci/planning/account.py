@@ -14,14 +14,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..core import GiB, MiB, UserError, fmt_bytes
 from ..plots import figure
 from ..summary import Summary, byte_rows, shown_as_summary
-from ..memory.ledger import COLOURS, Fit, Overhead, card_overhead
+from ..memory.ledger import COLOURS, Fit, Overhead, card_overhead, learning_shapes
 from ..config import Config, FinetuneConfig, ModelConfig, Pretrained, TrainConfig
 from ..memory.allocator import Replay, replay
 from ..memory.trace import Trace, dry_run, gc_disabled
 from ..memory.compose import compose
 from ..engine.offload import malloc_tuned
 from .cost import mapped_state_bytes
-from .decoders import ByUnits, layer_kinds, n_parameters
+from .decoders import ByUnits, layer_kinds
 from ..optim.optimizers import make_optimizer
 from ..engine.layer_major import make_engine, make_model
 
@@ -120,7 +120,8 @@ def _bytes_left(trace, *categories, on_host=True):
 def _host_bytes(config, target, trace):
     "{what of the RAM beside the card: bytes}"
     t, sizes, averaged = config.train, {}, {}
-    if t.averaging_start < 1: averaged = {AVERAGED_WEIGHTS: 4*n_parameters(config.model)}
+    if t.averaging_start < 1:
+        averaged = {AVERAGED_WEIGHTS: 4*sum(map(math.prod, learning_shapes(config.model).values()))}
     if target == 'cpu': return averaged
     labels = {'weights': 'weights', 'optimizer': 'optimizer states', 'activations': "the layers' inputs"}
     for category, nbytes in trace.breakdown(host=True).items():
@@ -379,6 +380,7 @@ import dataclasses
 from ..core import fmt_count
 from ..config import CHOICES
 from ..engine.compile import compile_note
+from .decoders import n_parameters
 
 # %% ../../nbs/64_account_advice.ipynb #c4a905be
 # Settings that change neither weights nor gradients nor optimizer states; `halvings` are of a batch.
@@ -496,6 +498,9 @@ def report(
         'beside the card, in RAM:': in_ram,
         'on disk, in a file that is mapped; of it the page cache keeps what RAM has room for:': on_disk,
     }
+    if getattr(a.config.model, 'lora', 0):
+        learning = fmt_count(sum(map(math.prod, learning_shapes(a.config.model).values())))
+        n_params = f'{learning} of {n_params} ({a.config.model.base})'
     lines = [f'{a.config.preset}: {n_params} parameters, {batch}, {t.optimizer}, {t.precision}, {how}', '']
     lines += a.lines(a.fit(limit, overhead), beside)
     note = compile_note(t)

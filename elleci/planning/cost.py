@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from ..core import MiB, capability_problem, fmt_bytes, fmt_count
 from ..config import Config, ModelConfig, TrainConfig
 from ..summary import shown_as_summary
-from ..memory.ledger import CARD_SPECS, Card, Fit, parameter_shapes, state_sizes
+from ..memory.ledger import CARD_SPECS, Card, Fit, learning_shapes, state_sizes
 from ..memory.ledger import tensor_state_sizes, weight_sizes
 from .step_time import TERMS, Machine, find_machine, measured_machine, product_seconds
 from .step_time import step_flops, step_time, unit_of
@@ -45,7 +45,7 @@ def kept_bytes(model, precision, optimizer, galore_rank):
     "{what a training keeps from step to step, wherever it is: bytes}"
     train = TrainConfig(precision=precision, optimizer=optimizer, galore_rank=galore_rank)
     weights, states = sum(weight_sizes(model, train)), sum(state_sizes(model, train))
-    averaged = 4*sum(math.prod(shape) for shape in parameter_shapes(model).values())
+    averaged = 4*sum(math.prod(shape) for shape in learning_shapes(model).values())
     return dict(weights=weights, optimizer=states, averaged=averaged)
 
 # %% ../../nbs/64_cost.ipynb #3489b92a
@@ -59,7 +59,7 @@ def mapped_state_bytes(
     "Of the file in which optimizer states wait on disk: whole pages for each unit of the layer-major step"
     if train.states_on != 'disk': return 0
     units = Counter()
-    for name, shape in parameter_shapes(model).items():
+    for name, shape in learning_shapes(model).items():
         states = tensor_state_sizes(name, shape, train, counters=False)
         units[unit_of(name)] += sum(-(-n//256)*256 for n in states)
     return sum(-(-n//PAGE)*PAGE for n in units.values())

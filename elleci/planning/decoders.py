@@ -8,6 +8,7 @@ __all__ = ['ByUnits', 'n_parameters', 'layer_kinds', 'Work', 'layer_keeps']
 # %% ../../nbs/63_decoder_parts.ipynb #d8a95d5b
 import functools, math
 from collections import Counter
+from dataclasses import replace
 from typing import NamedTuple
 import torch
 from torch import nn
@@ -59,7 +60,8 @@ def _(model:Pretrained, train):
 
 # %% ../../nbs/63_decoder_parts.ipynb #ead2b53e
 def n_parameters(model:ModelConfig|Pretrained)->int:
-    "How many numbers its parameters have together"
+    "How many numbers its parameters have together, adapters left out"
+    if isinstance(model, Pretrained): model = replace(model, lora=0, base='bf16')
     return sum(map(math.prod, parameter_shapes(model).values()))
 
 # %% ../../nbs/63_decoder_parts.ipynb #1a4731d9

@@ -17,7 +17,7 @@ from ..annotate import CATEGORIES
 from ..summary import Summary, byte_rows, shown_as_summary
 from ..memory.ledger import COLOURS, Fit, block_activation_bytes, card_bytes, card_overhead
 from ..memory.ledger import head_activation_bytes, matmul_itemsize, parameter_shapes, phase_peaks
-from ..memory.ledger import residual_itemsize, tensor_state_sizes, weight_sizes
+from ..memory.ledger import learning_shapes, residual_itemsize, tensor_state_sizes, weight_sizes
 from .cost import training_cost
 from .decoders import layer_keeps
 from .step_time import MACHINES, step_time, unit_of
@@ -28,7 +28,7 @@ from .account import account, advice, resolve_placement
 def _unit_params(model):
     "Unit ('embedding', 'blocks.0', …, 'head'): numbers; a tied head has its norm alone"
     counts = Counter()
-    for name, shape in parameter_shapes(model).items(): counts[unit_of(name)] += math.prod(shape)
+    for name, shape in learning_shapes(model).items(): counts[unit_of(name)] += math.prod(shape)
     return counts
 
 # %% ../../nbs/65_planner.ipynb #ef1aff21
@@ -118,12 +118,13 @@ def estimate_peak(
 def _(model:Pretrained, train):
     M, numbers = train.grad_accum_steps, _unit_params(model)
     weights, states = Counter(), Counter()
-    for (name, shape), nbytes in zip(parameter_shapes(model).items(), weight_sizes(model, train)):
+    for name, nbytes in zip(parameter_shapes(model), weight_sizes(model, train)):
         weights[unit_of(name)] += nbytes
+    for name, shape in learning_shapes(model).items():
         states[unit_of(name)] += sum(tensor_state_sizes(name, shape, train, counters=False))
     # A tied matrix is the embedding's, is needed at both ends, and stays.
     is_tied = 'head.weight' not in parameter_shapes(model)
-    one_input = residual_itemsize(train)*train.batch_size*train.seq_len*model.d_model
+    one_input = residual_itemsize(train, model)*train.batch_size*train.seq_len*model.d_model
     last, moments = f'blocks.{model.n_layers - 1}', []
     for unit, n_inputs in (('head', model.n_layers + 1), (last, model.n_layers), ('embedding', 1)):
         held = n_inputs*M if train.block_inputs_on == 'device' else min(M, MICRO_BATCHES_IN_FLIGHT)
@@ -349,7 +350,7 @@ def ram_parts(
 )->tuple: # {what: bytes} of RAM beside the card, and {what: bytes} of them that are pinned
     "In closed form: what waits there, averaged weights, the batches, a copy for a checkpoint"
     kept = kept_bytes(model, train.precision, train.optimizer, train.galore_rank)
-    inputs = residual_itemsize(train)*train.batch_size*train.seq_len*model.d_model
+    inputs = residual_itemsize(train, model)*train.batch_size*train.seq_len*model.d_model
     ram, pinned = {}, {}
     if train.checkpointing == 'offload':
         ram["the layers' inputs"] = model.n_layers*inputs

@@ -197,7 +197,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..core import MiB
 from ..kernels.linear_cross_entropy import loss_bytes_moved
 from ..memory.emulate import emulate
-from ..memory.ledger import galore_numbers, tensor_state_sizes
+from ..memory.ledger import galore_numbers, learning_shapes, tensor_state_sizes
 from ..layers.ffn import cache_ternary_weights
 from ..model import Block, Elleci, token_loss
 from ..engine.accumulate import autocast
@@ -364,13 +364,14 @@ def _tensor_update_bytes(name, shape, train):
 @functools.cache
 def _update_traffic(model, train):
     "Gradients accumulated and clipped, weights updated"
-    M, shapes = train.grad_accum_steps, parameter_shapes(model)
+    M, shapes = train.grad_accum_steps, learning_shapes(model)
     numbers = {name: math.prod(shape) for name, shape in shapes.items()}
     # 12 for each sum of two micro-batches, and 12 to clip.
     nbytes = 12*M*sum(numbers.values())
     nbytes = round(nbytes + sum(_tensor_update_bytes(name, shape, train) for name, shape in shapes.items()))
     # A tied matrix has a gradient from each end, and they are added.
-    if 'head.weight' not in numbers: nbytes += 12*M*numbers['embedding.weight']
+    is_tied = 'embedding.weight' in numbers and 'head.weight' not in numbers
+    if is_tied: nbytes += 12*M*numbers['embedding.weight']
     # The blocks' gradients come in bf16: 2 bytes read, 4 written.
     if train.precision == 'bf16-weights':
         nbytes += 6*M*sum(n for name, n in numbers.items() if name.startswith('blocks.'))
@@ -431,17 +432,21 @@ def unit_of(
 def _link_bytes(model, train, memory=('pinned', 'host', 'pageable', 'disk')):
     "Between the device and the host"
     L, shape = model.n_layers, _step_shape(train)
-    inputs = train.tokens_per_step*model.d_model*residual_itemsize(train)
+    inputs = train.tokens_per_step*model.d_model*residual_itemsize(train, model)
     weights = _streamed_weights(model, shape)
     # A tied matrix is needed at both ends, so it stays. Norm and head are needed forward only.
     stays = () if 'head.weight' in weights else ('embedding',)
     head = sum(n for name, n in weights.items() if unit_of(name) == 'head')
     below = sum(n for name, n in weights.items() if unit_of(name) not in ('head', *stays))
+    # What is frozen never goes back.
+    learning = {name: weights[name] for name in learning_shapes(model)}
+    head_out = sum(n for name, n in learning.items() if unit_of(name) == 'head')
+    below_out = sum(n for name, n in learning.items() if unit_of(name) not in ('head', *stays))
     states = _streamed_states(model, shape)
     # where it lies, (bytes in, bytes out) forward and backward
     rows = [
         (train.block_inputs_on, ((L + 1)*inputs, (L + 2)*inputs), ((2*L + 1)*inputs, L*inputs)),
-        (train.weights_on, (below + head, head), (below, below)),
+        (train.weights_on, (below + head, head_out), (below, below_out)),
         (train.states_on, (0, 0), (states, states)),
     ]
     if train.checkpointing == 'offload': rows.append(('pinned', (0, L*inputs), (L*inputs, 0)))
