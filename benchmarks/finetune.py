@@ -4,9 +4,10 @@ runner.py for the command line.
 Ours is the fastest plan: all weights in bf16 with 8-bit momentum, by the layer-major step, with 32 GiB of
 RAM, 48 from 16 GB on, of which an eighth stays free. Beside it what transformers' Trainer reserves, by the
 same account: one row at a time, gradient checkpointing, weights and gradients in bf16, and AdamW of
-bitsandbytes in 8 bits, or adapters alone.
+bitsandbytes in 8 bits, or adapters alone. And adapters of rank 16 by our step, over 4 bits.
 """
 import functools, tomllib
+from dataclasses import replace
 from unittest import mock
 from elleci.config import FinetuneConfig, TrainConfig
 from elleci.core import GiB
@@ -42,6 +43,11 @@ def cell(config, card, ram):
     way = {name: getattr(t, name) for name in (*WAYS, 'batch_size')}
     return dict(fits=True, seconds=p.seconds, binds=p.time['binds'], **p.needs._asdict(), **way)
 
+def adapters(train, name):
+    "The same training of adapters over weights in 4 bits"
+    model = pretrained_of(model_settings(name), lora=16, base='nf4')
+    return FinetuneConfig(name, model, replace(train, optimizer='adamw', precision='bf16'))
+
 def finetune(models=(), seq_len=2048, rows=8, dry=False):
     "All weights of each model on each card, rows of 2,048 tokens, 16k tokens a step"
     known = tomllib.loads(installed_file('models.toml').read_text(encoding='utf-8'))
@@ -58,22 +64,24 @@ def finetune(models=(), seq_len=2048, rows=8, dry=False):
         # Cards ask for the same rehearsals.
         with mock.patch.object(planner, 'account', functools.cache(planner.account)):
             row['cards'] = {card: cell(config, card, ram) for card, ram in CARDS.items()}
+            row['adapters'] = {card: cell(adapters(train, name), card, ram) for card, ram in CARDS.items()}
         found[name] = row
         print(name, flush=True)
         yield dict(seq_len=seq_len, rows_per_step=rows, rows=found)
-    print(*table(found), sep='\n')
+    for what in ('cards', 'adapters'): print(*table(found, what), sep='\n')
 
-def table(found):
-    "Lines: for each model and card what is reserved, RAM, and seconds of a step"
+def table(found, what):
+    "Lines, of all weights or of adapters: for each model and card what is reserved, RAM, and seconds of a step"
     def shown(c):
         if not c['fits']: return '—'
         return f"{c['card']/GiB:.1f} + {c['ram']/GiB:.0f}, {c['seconds']:.1f} s"
+    trainer = 'trainer' if what == 'cards' else 'trainer_lora'
     yield ' '.join([f'{"GiB + GiB of RAM":16} {"Trainer":>8}', *(f'{card:>18}' for card in CARDS)])
     for name, row in found.items():
-        cells = [f'{shown(c):>18}' for c in row['cards'].values()]
-        yield ' '.join([f'{name:16} {row["trainer"]/GiB:8.1f}', *cells])
+        cells = [f'{shown(c):>18}' for c in row[what].values()]
+        yield ' '.join([f'{name:16} {row[trainer]/GiB:8.1f}', *cells])
     for card in CARDS:
-        fitting = [name for name, row in found.items() if row['cards'][card]['fits']]
+        fitting = [name for name, row in found.items() if row[what][card]['fits']]
         yield f"{card}: {max(fitting, key=lambda name: found[name]['parameters'], default='none of them')}"
 
 if __name__ == '__main__': main(finetune)
