@@ -64,7 +64,8 @@ def finetune(models=(), seq_len=2048, rows=8, dry=False):
         # Cards ask for the same rehearsals.
         with mock.patch.object(planner, 'account', functools.cache(planner.account)):
             row['cards'] = {card: cell(config, card, ram) for card, ram in CARDS.items()}
-            row['adapters'] = {card: cell(adapters(train, name), card, ram) for card, ram in CARDS.items()}
+            small = adapters(train, name)
+            row['adapters'] = {card: cell(small, card, ram) for card, ram in CARDS.items()}
         found[name] = row
         print(name, flush=True)
         yield dict(seq_len=seq_len, rows_per_step=rows, rows=found)
