@@ -44,7 +44,7 @@ def _add_flag(parser, p, help):
 
 # %% ../nbs/05_command_line.ipynb #07daf96b
 # Flags that take a file or a folder, in shtab's words.
-_PATHS = dict(config='FILE', data='FILE', draw='FILE', out='DIR', run='DIR')
+_PATHS = dict(config='FILE', data='FILE', draw='FILE', from_='DIR', out='DIR', run='DIR')
 
 
 class _PrintCompletion(argparse.Action):

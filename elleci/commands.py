@@ -36,8 +36,8 @@ def elleci_train(
     preset:str|None=None, # one of these, by default elleci-tiny
     set:list[str]|None=None, # any setting, as section.name=value; --print-config lists them
     print_config:bool=False, # print it all as a file of your own, and train nothing
-    # a folder with a model of transformers, or its name on the Hub: all its weights are trained on
-    from_:str|None=None,
+    #: A model that exists: elleci_train --from ~/models/Qwen3-0.6B --data chat.jsonl --out runs/mine
+    from_:str|None=None, # a folder of transformers, or a name on the Hub: all its weights are trained on
     #: The run: elleci_train --preset elleci-30m --data ~/texts --out runs/mine --resume
     out:str|None=None,    # the run's own folder (default: runs/<preset>)
     resume:bool=False,    # go on with the run in --out; begins at step 0 where nothing was saved yet

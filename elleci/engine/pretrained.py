@@ -63,6 +63,8 @@ def _check_folder(folder):
     if not (folder/'config.json').exists(): raise UserError(f'{folder} has no config.json: {_GIVE}.')
     found = read_json(folder/'config.json', dict[str, Any], _GIVE)
     kind, version = found.get('model_type'), transformers.__version__
+    if kind is None:
+        raise UserError(f'{folder}/config.json names no model_type: {_GIVE}; a run of ours, export first.')
     if kind not in transformers.CONFIG_MAPPING:
         code = '; the code that comes with it is never run' if 'auto_map' in found else ''
         remedy = f'install a transformers that has it{code}, or {_GIVE}'

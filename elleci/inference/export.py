@@ -333,6 +333,8 @@ def _save_decoder(model, folder, tok, dtype, max_shard_size, run):
     "Write the model of a run on a pretrained one as its own class does; `UserError` if it can't be done"
     check_finite(dict(model.hf.named_parameters()))
     hf = model.hf.to(dtype) if dtype else model.hf
+    # Else the names would be those of a checkpoint of ours, a class's and not always those of its files.
+    hf._weight_conversions = None
     with appears_whole(folder) as new:
         with quiet_transformers(): hf.save_pretrained(new, max_shard_size=max_shard_size)
         _finish_files(new)

@@ -33,7 +33,9 @@ def _as_it_is(name, t): return t
 
 def model_tensors(model:nn.Module, whole=_as_it_is)->dict: # name: tensor; tied matrices once
     "Everything a model has learned"
-    return {n: whole(n, p.detach()) for n, p in model.named_parameters()}
+    params = {n: whole(n, p.detach()) for n, p in model.named_parameters()}
+    # Models of transformers may have more.
+    return params | (model.saved_buffers() if hasattr(model, 'saved_buffers') else {})
 
 # %% ../../nbs/74_checkpoint.ipynb #ca82b81f
 def optimizer_tensors(model:nn.Module, optimizer:torch.optim.Optimizer, whole=_as_it_is)->dict:
