@@ -38,6 +38,8 @@ def elleci_train(
     print_config:bool=False, # print it all as a file of your own, and train nothing
     #: A model that exists: elleci_train --from ~/models/Qwen3-0.6B --data chat.jsonl --out runs/mine
     from_:str|None=None, # a folder of transformers, or a name on the Hub: all its weights are trained on
+    lora:Annotated[int, Range(1, 10**4)]|None=None, # adapters of this rank instead, over frozen weights
+    base:str|None=None, # how the frozen weights are kept: bf16, or nf4, in 4 bits (default: bf16)
     #: The run: elleci_train --preset elleci-30m --data ~/texts --out runs/mine --resume
     out:str|None=None,    # the run's own folder (default: runs/<preset>)
     resume:bool=False,    # go on with the run in --out; begins at step 0 where nothing was saved yet

@@ -509,10 +509,12 @@ class Decoder(nn.Module):
         if not any('att' in name for name in rates): _try_packed(stack, tokens, seq_idx)
         if not on_meta: _check(stack, tokens, seq_idx)
 
-    def saved_buffers(self): # {name: tensor}, such as Gemma 4's scalar of each layer
-        "What a checkpoint of the model has beside its parameters"
+    def saved_tensors(self): # {name: tensor}
+        "What a checkpoint of the model has: parameters and buffers, or adapters alone"
+        learned = {name: p.detach() for name, p in self.named_parameters() if p.requires_grad}
         names = {name for name, _ in self.hf.named_parameters(remove_duplicate=False)}
-        return {name: t for name, t in self.hf.state_dict().items() if name not in names}
+        if len(learned) < len([*self.parameters()]): return learned
+        return learned | {name: t for name, t in self.hf.state_dict().items() if name not in names}
 
     def place(self, device):
         self._stack.device = device

@@ -354,7 +354,8 @@ def export_run(run, out, dtype, max_shard_size)->int: # bytes of the weights
     if isinstance(config, FinetuneConfig):
         _save_decoder(model, Path(out), tok, DTYPES.get(dtype), max_shard_size, run)
         where = ') loads them'
+        if config.model.lora: where += f', beside those of {config.model.path}'
     else: save_pretrained(model, out, tok, DTYPES.get(dtype), max_shard_size, config.train.seq_len, run)
-    size = sum((Path(out)/name).stat().st_size for name in weight_files(Path(out)))
+    size = sum(path.stat().st_size for path in Path(out).glob('*.safetensors'))
     print(f"{out}: {fmt_bytes(size)} of weights; AutoModelForCausalLM.from_pretrained('{out}'{where}")
     return size

@@ -33,9 +33,9 @@ def _as_it_is(name, t): return t
 
 def model_tensors(model:nn.Module, whole=_as_it_is)->dict: # name: tensor; tied matrices once
     "Everything a model has learned"
-    params = {n: whole(n, p.detach()) for n, p in model.named_parameters()}
-    # Models of transformers may have more.
-    return params | (model.saved_buffers() if hasattr(model, 'saved_buffers') else {})
+    # Of adapters in a model of transformers, those alone; of its own weights, buffers too.
+    if hasattr(model, 'saved_tensors'): return model.saved_tensors()
+    return {n: whole(n, p.detach()) for n, p in model.named_parameters()}
 
 # %% ../../nbs/74_checkpoint.ipynb #ca82b81f
 def optimizer_tensors(model:nn.Module, optimizer:torch.optim.Optimizer, whole=_as_it_is)->dict:
@@ -313,7 +313,7 @@ def model_files(folder:str|Path)->list: # of Path; those of several ranks hold s
 def load_weights(folder:str|Path, model:nn.Module):
     "Read `model.safetensors` into a model; raises `UserError` if it is damaged or another model's"
     path = Path(folder)/MODEL_FILE
-    params = dict(model.named_parameters())
+    params = model_tensors(model)
     for name, tensor in _read_tensors(path):
         wanted = params.pop(name, None)
         if wanted is None: raise UserError(f'{path} belongs to another model ({name} is unknown).')

@@ -31,13 +31,16 @@ def pretrained_name(
 def finetune_config(
     model:str,  # a folder of transformers, or a name of the Hub
     options=(), # of 'section.name=value', as of --set
+    adapters={}, # lora, base: see `Pretrained`
     **train,    # settings of `TrainConfig`; they take the place of those in `FINETUNE`
 )->FinetuneConfig:
     "A training of all weights of a pretrained model; `UserError` for what can't be trained, or not so"
     if 'data' not in train and not any(option.startswith('data.sources.') for option in options):
         raise UserError('--from says what to train, and nothing says on which text: give --data.')
-    pretrained = read_pretrained(model)
+    if 'lora' not in adapters and adapters: raise UserError('--base is of adapters: give --lora too.')
+    pretrained = read_pretrained(model, **adapters)
     begin = FINETUNE | dict(tokenizer=pretrained.path)
+    if pretrained.lora: begin['lr'] *= 10
     begin['seq_len'] = min(begin['seq_len'], pretrained.max_positions or begin['seq_len'])
     # Whoever gives steps wants no epochs.
     if 'steps' in train or any(option.startswith('train.steps=') for option in options): begin['epochs'] = 0.

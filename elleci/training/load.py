@@ -37,7 +37,8 @@ def load_model(
     folder:Path|None=None, # with the weights; None: those that a training begins with
 ): # an `Elleci`, or a `Decoder`, on the CPU
     "The model of a configuration with its first weights, or with those in a folder"
-    if folder and isinstance(config, FinetuneConfig):
+    # Adapters stand in a model that has its first weights.
+    if folder and isinstance(config, FinetuneConfig) and not config.model.lora:
         return make_model(replace(config.model, path=str(folder)), config.train)
     model = make_model(config.model, config.train)
     if folder: load_weights(folder, model)

@@ -740,7 +740,7 @@ def _parse_lr(text): # of --lr
         raise UserError(f"{str(e).rstrip('.')}, or auto.") from None
 
 # %% ../../nbs/76_train_command.ipynb #6ec78c3f
-def _pretrained_flags(model, out, flags):
+def _pretrained_flags(model, adapters, out, flags):
     "The folder of a run on a pretrained model, and its flags with what was asked for"
     if flags.preset is not None or flags.config is not None:
         raise UserError('--from brings a model and its settings: leave --preset and --config out.')
@@ -748,7 +748,8 @@ def _pretrained_flags(model, out, flags):
     folder = Path(out if out is not None else f'runs/{name}')
     # A run that goes on needs the model that it began with no more.
     goes_on = flags.resume and (folder/'config.json').exists()
-    asked = read_config(folder) if goes_on else finetune_config(model, flags.options, **flags.changes)
+    if goes_on: asked = read_config(folder)
+    else: asked = finetune_config(model, flags.options, adapters, **flags.changes)
     return folder, flags._replace(asked=asked, preset=name)
 
 
@@ -801,7 +802,7 @@ def _train_in_folder(folder, flags, prices, track):
 
 # %% ../../nbs/76_train_command.ipynb #fb1535fd
 def train_from_flags(
-    config, preset, set, from_, print_config, out, resume, track, data, fit, lr, seq_len_schedule,
+    config, preset, set, from_, lora, base, print_config, out, resume, track, data, fit, lr, seq_len_schedule,
     kwh_price, hour_price, **changes, # settings of the training
 )->Path: # the run's folder
     "What `elleci_train` does"
@@ -812,8 +813,10 @@ def train_from_flags(
     if data is not None: changes = data_settings(os.path.expanduser(data)) | changes
     if out == '': raise UserError('--out is empty: give a folder, or leave it out for runs/<preset>.')
     flags = Flags(None, preset, config, tuple(set or ()), changes, resume, lr == 'auto')
-    if from_ is not None: folder, flags = _pretrained_flags(from_, out, flags)
+    adapters = {name: x for name, x in dict(lora=lora, base=base).items() if x is not None}
+    if from_ is not None: folder, flags = _pretrained_flags(from_, adapters, out, flags)
     else:
+        if adapters: raise UserError('--lora and --base are for a model that exists: give it as --from.')
         flags = flags._replace(asked=resolve_config(preset, config, flags.options, **changes))
         folder = Path(out if out is not None else f'runs/{flags.asked.preset}')
     if fit is not None: flags = _fitted(flags, fit, print_config)

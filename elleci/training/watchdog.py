@@ -43,7 +43,9 @@ def all_finite(model:nn.Module)->bool:
     # FSDP's parameters are DTensors, of which a process has a part, or nothing.
     weights = [p.detach() for p in model.parameters()]
     weights = [w.to_local() if hasattr(w, 'to_local') else w for w in weights]
-    norms = [torch.linalg.vector_norm(w, math.inf).float().cpu() for w in weights if w.numel()]
+    # Frozen weights may be codes.
+    weights = [w for w in weights if w.numel() and w.is_floating_point()]
+    norms = [torch.linalg.vector_norm(w, math.inf).float().cpu() for w in weights]
     return not norms or bool(torch.isfinite(torch.stack(norms)).all())
 
 # %% ../../nbs/67_watchdog.ipynb #edd3da7a
