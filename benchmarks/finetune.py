@@ -72,7 +72,7 @@ def finetune(models=(), seq_len=2048, rows=8, dry=False):
     for what in ('cards', 'adapters'): print(*table(found, what), sep='\n')
 
 def table(found, what):
-    "Lines, of all weights or of adapters: for each model and card what is reserved, RAM, and seconds of a step"
+    "Lines, of all weights or of adapters: for each model and card what is reserved, RAM, seconds of a step"
     def shown(c):
         if not c['fits']: return '—'
         return f"{c['card']/GiB:.1f} + {c['ram']/GiB:.0f}, {c['seconds']:.1f} s"
