@@ -294,7 +294,7 @@ from .curriculum import easy_first, rarity, steps_for_epochs
 from .packing import PackedRows, TokenStore, pack_documents
 from .shards import Shards, pretokenize, read_range, read_skipped, tokenizer_fingerprint
 from .sources import VAL_FRACTION, is_validation, iter_documents, parse_spec
-from .pretrained_tokenizer import token_ids
+from .pretrained_tokenizer import NOT_LEARNED, token_ids
 from .tokenizer import chat_text_of, encode_documents
 
 # %% ../../nbs/74_mixing_open.ipynb #5fa00d8d
@@ -323,6 +323,25 @@ def _split_single_document(shards, train, on_exhausted):
     return train_rows, PackedRows(store, train.seq_len, order=[1])
 
 # %% ../../nbs/74_mixing_open.ipynb #9672ad00
+def _long_conversations(name, shards, T):
+    "How many conversations don't fit into a row, as a line to report; '' where all do"
+    lengths = [np.zeros(0, int)]
+    for k in range(len(shards.shards)):
+        sizes = np.array([n for n in shards.details(k).lengths if n])
+        # Only a conversation begins with a token that isn't learned.
+        lengths.append(sizes[shards.map(k)[np.cumsum(sizes) - sizes] >= NOT_LEARNED])
+    lengths = np.concatenate(lengths)
+    num_long = int((lengths > T).sum())
+    if not num_long: return ''
+    share = .99 if num_long > len(lengths)//100 else 1
+    enough = math.ceil(np.quantile(lengths, share, method='higher')/64)*64
+    return (
+        f'{name}: {num_long:,} of {len(lengths):,} conversations are longer than a row of {T:,} tokens. They '
+        f'are cut, and answers without their questions not learned: --seq {enough} would hold {share:.0%} of '
+        'all conversations.'
+    )
+
+
 def _open_stored(name, spec, tok, folder, train):
     "Training and validation rows of a source that has an end"
     def open_documents():
@@ -348,6 +367,7 @@ def _open_stored(name, spec, tok, folder, train):
         window=max(20, min(500, len(train_docs)//20)),
         on_exhausted=spec.on_exhausted,
     )
+    train_rows.notice = _long_conversations(name, shards, train.seq_len)
     return train_rows, pack(order=val_docs)
 
 # %% ../../nbs/74_mixing_open.ipynb #d2db0efa

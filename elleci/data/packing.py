@@ -86,10 +86,18 @@ class Span(NamedTuple):
     doc_end:int # where the document ends: `stop`, or later if the document is cut
 
 # %% ../../nbs/73_packing.ipynb #558bd604
+def _next_turn(tokens):
+    "Where somebody else than the assistant takes the turn, in the middle of a conversation; or its end"
+    is_read = tokens >= NOT_LEARNED
+    begins = np.flatnonzero(is_read[1:] & ~is_read[:-1]) + 1
+    return int(begins[0]) if len(begins) else len(tokens) - 1
+
+
 def build_row(
     spans:list, # of `Span`
     read,       # read(start, stop) gives tokens by number
     T:int,      # tokens in a row
+    offsets,    # (documents + 1,) the number of each document's first token, rising; and where all end
 )->tuple: # tokens, labels, seq_idx, each (T,) int64
     "One row of a batch"
     tokens = np.full(T, PAD)
@@ -103,6 +111,10 @@ def build_row(
         ids = token_ids(found)
         tokens[at:at + length] = ids[:length]
         labels[at:at + len(found) - 1] = np.where(found[1:] < NOT_LEARNED, ids[1:], IGNORE_INDEX)
+        doc_start = int(offsets[np.searchsorted(offsets, start, 'right') - 1])
+        # A conversation's answer isn't learned without its question.
+        if start > doc_start and read(doc_start, doc_start + 1)[0] >= NOT_LEARNED:
+            labels[at:at + _next_turn(found)] = IGNORE_INDEX
         seq_idx[at:at + length] = i
         at += length
     return tokens, labels, seq_idx
@@ -196,6 +208,7 @@ class PackedRows:
     keep_order:bool=False # read epoch 0 in this order, e.g. easy first; later epochs are permuted
     window:int=500 # where the order is kept: documents that are packed and shuffled together
     on_exhausted:str='repeat' # after an epoch begin another, or 'drop' the source
+    notice = '' # what to report before the first step
 
     def __post_init__(self, order):
         docs = np.arange(len(self.store.offsets) - 1) if order is None else np.asarray(order)
@@ -250,7 +263,7 @@ class PackedRows:
 
     def row(self, k):
         "Row k: tokens, labels, seq_idx, each (T,) int64"
-        return build_row(self.spans(k), self.store.read, self.T)
+        return build_row(self.spans(k), self.store.read, self.T, self.store.offsets)
 
     def epoch_restart(self, k):
         "How many rows the epoch had that ended just before row k; 0 if none ended there"
@@ -310,6 +323,7 @@ class PackedStream:
     fingerprint:str='' # of the source
     max_window_tokens:int=2**22 # per 500 documents: a window ends early when it has so many tokens
     num_tokens = None
+    notice = ''
     packing_efficiency = 1.
 
     def __post_init__(self): self.restore([0, 0, 0, None])
@@ -373,7 +387,8 @@ class PackedStream:
         self._count_skipped(start, bad)
         lengths = np.array([len(d) for d in docs], int)
         rng = np.random.default_rng((self.seed, start.epoch, start.document))
-        self.start, self.rows = start, _pack_window(lengths, np.cumsum(lengths), self.T, rng)
+        self.offsets = np.concatenate([[0], np.cumsum(lengths)])
+        self.start, self.rows = start, _pack_window(lengths, self.offsets[1:], self.T, rng)
         self.tokens = np.concatenate([np.zeros(0, int), *docs])
         self.next_start = WindowStart(start.row + len(self.rows), start.epoch, start.document + len(docs))
 
@@ -398,7 +413,8 @@ class PackedStream:
                 'and streams only move forward. Open the source again to start from row 0.'
             )
         while k >= self.start.row + len(self.rows): self._read_window()
-        return build_row(self.rows[k - self.start.row], lambda start, stop: self.tokens[start:stop], self.T)
+        spans = self.rows[k - self.start.row]
+        return build_row(spans, lambda start, stop: self.tokens[start:stop], self.T, self.offsets)
 
     def epoch_restart(self, k):
         "k if an epoch ended just before row k, else 0"

@@ -58,7 +58,9 @@ def _message(message):
 def _shared(row):
     "The conversation of a row in ShareGPT's form, if it has one"
     found = row.get('conversations')
-    return found if isinstance(found, list) else None
+    if not isinstance(found, list): return None
+    is_shared = all(isinstance(m, dict) and {'from', 'value'} <= m.keys() for m in found)
+    return found if is_shared else None
 
 
 def _row_to_document(row, source, name, field='text', chat_text=chatml):

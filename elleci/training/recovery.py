@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from ..config import TrainConfig
 from ..core import UserError, is_out_of_memory, require
+from ..documents import IGNORE_INDEX
 from ..memory.measure import free_traceback
 from .watchdog import all_finite
 
@@ -78,6 +79,9 @@ class FaultTolerantStep:
     def step(self, step, micro_batches)->dict: # as the engine's step returns it; empty if skipped
         if step in self.recovery.skip_steps:
             return self._skip(step, 'This batch is passed, as its gradient was not finite before.')
+        has_labels = any(bool((labels != IGNORE_INDEX).any()) for _, labels, _ in micro_batches)
+        if not self.engine.ranks.all_true(has_labels):
+            return self._skip(step, 'The step is skipped: none of its tokens is to be learned.')
         engine = self.engine
         while True:
             steps_before, loss_scale = engine.global_step, self._loss_scale()

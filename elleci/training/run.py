@@ -498,7 +498,8 @@ class Attempt(TrainingLoop):
             if self.recovery.skip_steps: notice += f', past the batches of {sorted(self.recovery.skip_steps)}'
             self.log(step=step, notice_kind='rollback', notice=f'{notice}.')
         elif step == 0:
-            for line in self.mixture.skipped.notices().values(): self.log(step=0, notice=line)
+            notices = [source.notice for source in self.mixture.sources.values() if source.notice]
+            for line in [*self.mixture.skipped.notices().values(), *notices]: self.log(step=0, notice=line)
 
     def log_failed_save(self, error):
         notice = f'{error} The run goes on and tries again at the next save.'
