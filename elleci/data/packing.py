@@ -112,7 +112,7 @@ def build_row(
         tokens[at:at + length] = ids[:length]
         labels[at:at + len(found) - 1] = np.where(found[1:] < NOT_LEARNED, ids[1:], IGNORE_INDEX)
         doc_start = int(offsets[np.searchsorted(offsets, start, 'right') - 1])
-        # A conversation's answer isn't learned without its question.
+        # Of a conversation, an answer isn't learned whose question is in an earlier row.
         if start > doc_start and read(doc_start, doc_start + 1)[0] >= NOT_LEARNED:
             labels[at:at + _next_turn(found)] = IGNORE_INDEX
         seq_idx[at:at + length] = i

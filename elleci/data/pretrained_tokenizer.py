@@ -66,11 +66,18 @@ def _any_of(texts):
     return '|'.join(map(re.escape, sorted(texts, key=len, reverse=True))) or '(?!)'
 
 
+def _template_text(hf):
+    "The template of conversations, of several the default one; '' where there is none"
+    try: return hf.get_chat_template()
+    except ValueError: return ''
+
+
 def _control_tokens(hf):
-    "{text: id} of the tokens that no message may forge: special ones, and those that the template writes"
-    template = str(hf.chat_template or '')
+    "{text: id} of the tokens that no text may forge: special ones, and those that the template writes"
+    template = _template_text(hf)
 
     def is_control(token):
+        if re.fullmatch(r'<\|.+\|>', token.content): return True
         # White space is anybody's, and a <think> or <tool_call> is for the assistant to write.
         is_text = not token.content.strip() or re.fullmatch(r'</?\w+>', token.content)
         return token.special or (token.content in template and not is_text)
@@ -130,7 +137,7 @@ class ChatTemplate:
         hf, # tokenizer of transformers
     ):
         self.hf = hf
-        template = str(hf.chat_template)
+        template = _template_text(hf)
         self.control = _control_tokens(hf)
         self.any_control = re.compile(_any_of(self.control))
         self._find_turn_end()
@@ -155,7 +162,7 @@ class ChatTemplate:
 
     def render(self, messages, add_generation_prompt=False)->str:
         "The text of a conversation; `UserError` where the template raises something"
-        if not self.hf.chat_template:
+        if not _template_text(self.hf):
             raise UserError(
                 "The tokenizer has no chat template: add the chat_template.jinja of the model's chat version "
                 'or give text instead of messages.'
@@ -175,6 +182,11 @@ class ChatTemplate:
         text = self.render(messages)
         spans = _own_spans(self.hf, messages) if self.has_generation else _spans(self, messages, text)
         if not spans: raise UserError('The assistant says nothing in it that could be learned.')
+        is_answered = messages[-1]['role'] == 'assistant'
+        if is_answered and not self.stops and not re.search(rf'(?:{self.any_control.pattern})\s*\Z', text):
+            # No token of the template's would ever end a turn.
+            text += self.hf.eos_token or ''
+            spans[-1] = (spans[-1][0], len(text))
         for start, end in reversed(spans):
             text = f'{text[:start]}{LEARN}{text[start:end]}{LEARN_END}{text[end:]}'
         return text
@@ -278,15 +290,20 @@ class PretrainedTokenizer:
 
     def _make_encoders(self):
         "Copies of the backend, for plain text and for what a template writes"
+        from tokenizers import AddedToken
         self.chat_tok = copy.deepcopy(self.hf.backend_tokenizer)
         # Without a post-processor, a word's offsets include the space before it.
         self.chat_tok.post_processor = None
         self.chat_tok.no_truncation()
         self.chat_tok.no_padding()
         self.text_tok = copy.deepcopy(self.chat_tok)
+        # All control tokens are special here.
+        added = [self.hf.added_tokens_decoder[i] for i in self.template.control.values()]
+        special = [AddedToken(**token.__getstate__() | dict(special=True)) for token in added]
+        self.text_tok.add_special_tokens(special)
         self.text_tok.encode_special_tokens = True
         names = {name: str(token) for name, token in self.hf.special_tokens_map.items()}
-        settings = json.dumps([self.before, names, self.hf.chat_template])
+        settings = json.dumps([self.before, names, _template_text(self.hf) or None])
         self._str = f'{self.chat_tok.to_str()}\n{settings}'
 
     def __reduce__(self): return PretrainedTokenizer, (self.folder, self.vocab_size)
