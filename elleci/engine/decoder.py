@@ -45,7 +45,7 @@ class OwnDecoder:
     # The output of a block, (B, T, D).
     def block(self, unit, x, beside): return self.units[unit][0](x, beside)
 
-    # (Tensor that `begin` has given anew beside, the gradient that blocks have found for it) of each.
+    # Pairs: a tensor that `begin` gives beside, made anew; the gradient that blocks found for it.
     def more_roots(self, used, new): return []
 
     # () nats, summed over the labels, with a graph.
@@ -451,7 +451,7 @@ def _documents_apart(micro_batch):
 class Decoder(nn.Module):
     """A decoder of transformers as a layer-major step sees it; see `OwnDecoder` for what the methods give.
 
-    All is found by looking: no architecture is known by name. Its parameters are those of `hf`, under their
+    No architecture is known by its name: all is found by looking. Its parameters are those of `hf`, under their
     names there. `UserError` for a model that cannot be trained layer by layer."""
     def __init__(self, hf:nn.Module): # a `PreTrainedModel` with a head for language modelling
         super().__init__()
