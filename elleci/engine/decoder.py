@@ -451,8 +451,8 @@ def _documents_apart(micro_batch):
 class Decoder(nn.Module):
     """A decoder of transformers as a layer-major step sees it; see `OwnDecoder` for what the methods give.
 
-    No architecture is known by its name: all is found by looking. Its parameters are those of `hf`, under their
-    names there. `UserError` for a model that cannot be trained layer by layer."""
+    No architecture is known by its name: all is found by looking. Its parameters are those of `hf`, under
+    their names there. `UserError` for a model that cannot be trained layer by layer."""
     def __init__(self, hf:nn.Module): # a `PreTrainedModel` with a head for language modelling
         super().__init__()
         _check_class(hf)
