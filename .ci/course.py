@@ -174,7 +174,8 @@ class Course:
             after = self.names[self.names.index(name) + 1:]
             following = self.named_link(after[0]) if after else '[the index](index.ipynb)'
             lines.append(f'Next in the list: {following}.')
-        return f'{MARK}\n' + '  \n'.join(lines)
+        # A title may end with a mark of its own.
+        return f'{MARK}\n' + '  \n'.join(lines).replace('?.', '?')
 
     def next_step(self, name, path):
         "Where a path goes on from a notebook"

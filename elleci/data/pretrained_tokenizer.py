@@ -298,9 +298,9 @@ class PretrainedTokenizer:
         self.chat_tok.no_padding()
         self.text_tok = copy.deepcopy(self.chat_tok)
         # All control tokens are special here.
-        added = [self.hf.added_tokens_decoder[i] for i in self.template.control.values()]
-        special = [AddedToken(**token.__getstate__() | dict(special=True)) for token in added]
-        self.text_tok.add_special_tokens(special)
+        added = self.hf.added_tokens_decoder # some have thousands
+        control = [added[i].__getstate__() for i in self.template.control.values()]
+        self.text_tok.add_special_tokens([AddedToken(**token | dict(special=True)) for token in control])
         self.text_tok.encode_special_tokens = True
         names = {name: str(token) for name, token in self.hf.special_tokens_map.items()}
         settings = json.dumps([self.before, names, _template_text(self.hf) or None])
