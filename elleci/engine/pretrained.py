@@ -175,7 +175,8 @@ class _WholeHead:
     weight = property(lambda self: self.decoder.head.weight)
 
     def __call__(self, x): # (…, D) → (…, V)
-        return self.decoder.logits(x.reshape(1, -1, x.shape[-1])).view(*x.shape[:-1], -1)
+        # In one row they could be more than the model has positions.
+        return self.decoder.logits(x.reshape(-1, 1, x.shape[-1])).view(*x.shape[:-1], -1)
 
 # %% ../../nbs/61_pretrained.ipynb #7c32fba8
 class TextDecoder(nn.Module):
@@ -189,7 +190,7 @@ class TextDecoder(nn.Module):
         self.last_alone = dict(logits_to_keep=1) if 'logits_to_keep' in parameters else {}
         self.takes_positions = 'position_ids' in parameters
         self.cache_name = 'past_key_values' if 'past_key_values' in parameters else 'cache_params'
-        room = getattr(self.hf.config.get_text_config(decoder=True), 'max_position_embeddings', 0)
+        room = getattr(self.hf.config.get_text_config(decoder=True), 'max_position_embeddings', 0) or 0
         positions = 'learned' if room else 'rope'
         self.cfg = SimpleNamespace(positions=positions, max_positions=room, router='none', ternary=False)
 
@@ -214,17 +215,27 @@ class TextDecoder(nn.Module):
 
     def _read(self, tokens, cache):
         inputs = dict(input_ids=tokens, use_cache=cache is not None) | self.last_alone
+        length, room = tokens.shape[1] + (cache.length if cache else 0), self.cfg.max_positions
+        if 0 < room < length:
+            raise UserError(
+                f'A text has {length:,} tokens, and the model {room:,} positions: give less of it, or a '
+                f'context of at most {room:,}.'
+            )
         if cache is not None:
-            inputs[self.cache_name] = cache.kept
-            at = torch.arange(cache.length + tokens.shape[1], device=tokens.device)
+            if cache.kept is not None: inputs[self.cache_name] = cache.kept
+            at = torch.arange(length, device=tokens.device)
             if cache.padding is not None:
                 behind = at - cache.padding[:, None]
                 inputs['attention_mask'] = (behind >= 0).long()
                 if self.takes_positions: inputs['position_ids'] = behind[:, cache.length:].clamp(0)
         outputs = self.hf(**inputs)
         if cache is None: return
-        cache.kept = outputs[self.cache_name]
-        cache.length += tokens.shape[1]
+        cache.kept, cache.length = outputs.get(self.cache_name), length
+        if cache.kept is None:
+            raise UserError(
+                f'{type(self.hf).__name__} gives no cache of what it has read: export the run with '
+                'elleci_export, and let transformers generate.'
+            )
 
 
 def text_model(model:nn.Module)->nn.Module:
