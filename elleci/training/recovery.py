@@ -79,8 +79,8 @@ class FaultTolerantStep:
     def step(self, step, micro_batches)->dict: # as the engine's step returns it; empty if skipped
         if step in self.recovery.skip_steps:
             return self._skip(step, 'This batch is passed, as its gradient was not finite before.')
-        has_labels = any(bool((labels != IGNORE_INDEX).any()) for _, labels, _ in micro_batches)
-        if not self.engine.ranks.all_true(has_labels):
+        # Each rank has read all rows, of which it will compute a part.
+        if not any(bool((labels != IGNORE_INDEX).any()) for _, labels, _ in micro_batches):
             return self._skip(step, 'The step is skipped: none of its tokens is to be learned.')
         engine = self.engine
         while True:
