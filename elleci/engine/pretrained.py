@@ -63,16 +63,16 @@ def _check_folder(folder):
     if not (folder/'config.json').exists(): raise UserError(f'{folder} has no config.json: {_GIVE}.')
     found = read_json(folder/'config.json', dict[str, Any], _GIVE)
     kind, version = found.get('model_type'), transformers.__version__
-    if kind is None:
+    if not isinstance(kind, str):
         raise UserError(f'{folder}/config.json names no model_type: {_GIVE}; a run of ours, export first.')
     if kind not in transformers.CONFIG_MAPPING:
         code = '; the code that comes with it is never run' if 'auto_map' in found else ''
         remedy = f'install a transformers that has it{code}, or {_GIVE}'
         raise UserError(f"{folder} is of type {kind!r}, which transformers {version} doesn't know: {remedy}.")
-    if quantised := found.get('quantization_config'):
+    if quantised := found.get('quantization_config') or found.get('compression_config'):
+        how = quantised.get('quant_method', 'unknown') if isinstance(quantised, dict) else 'unknown'
         raise UserError(
-            f"The weights in {folder} are quantised ({quantised.get('quant_method', 'unknown')}): give the "
-            'folder of the same model before that.'
+            f'The weights in {folder} are quantised ({how}): give the folder of the same model before that.'
         )
     if transformers.CONFIG_MAPPING[kind] not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UserError(f'transformers {version} has no decoder of type {kind!r}: {_GIVE}.')
@@ -117,6 +117,11 @@ _RESTORE = 'fetch it again, or restore it from a copy'
 def _read_weights(pretrained, dtype):
     "The model with the weights in its folder; `UserError` if any is missing or of another shape"
     transformers, path = require('transformers', 'train a model of transformers'), pretrained.path
+    if not Path(path).is_dir():
+        raise UserError(
+            f'{path} is gone, which a run reads until its first checkpoint, and with adapters always: put it '
+            'back, or begin another run.'
+        )
     options = dict(local_files_only=True, trust_remote_code=False, use_safetensors=True)
     options |= dict(output_loading_info=True, ignore_mismatched_sizes=True)
     options |= dict(config=hf_config(pretrained), dtype=dtype)

@@ -349,6 +349,7 @@ from ..summary import shown_as_summary
 from ..data.loader import make_loader
 from ..data.shards import tokenizer_fingerprint
 from ..engine.accumulate import OneProcess
+from ..engine.decoder import Decoder
 from ..engine.layer_major import make_engine
 from ..engine.mapped_file import MappedFile
 from ..engine.pretrained import text_model
@@ -403,6 +404,9 @@ def _load_engine(run, checkpoint):
     # FSDP2 moves its share of each block by itself.
     moves_itself = train.fsdp and train.engine == 'grad_accum'
     if train.weights_on == 'device' and not moves_itself: model.to(run.device)
+    # What stays on the CPU leaves the file it was read from: that may be removed.
+    if isinstance(model, Decoder) and run.device.type == 'cpu':
+        for t in (*model.parameters(), *model.buffers()): t.data = t.data.clone()
     ranks = share_model(run.config, model, run.processes.n, run.device)
     optimizer = make_optimizer(model, train)
     extra = {}
@@ -722,6 +726,10 @@ def _print_samples(folder, config, device):
     try:
         for prompt in _prompts(config):
             print('—', generate(model, tokenizer, prompt, 60, seed=config.train.seed).strip())
+    # A tokenizer without BOS and EOS has no empty prompt, and not each model a cache.
+    except UserError as e:
+        if not isinstance(config, FinetuneConfig): raise
+        print(f'no sample: {e}')
     except RuntimeError as e:
         if not is_out_of_memory(e): raise
         print(f'no sample, for want of memory: ask for one with `elleci_generate --run {folder}`.')
@@ -749,8 +757,11 @@ def _pretrained_flags(model, adapters, out, flags):
     folder = Path(out if out is not None else f'runs/{name}')
     # A run that goes on needs the model that it began with no more.
     goes_on = flags.resume and (folder/'config.json').exists()
-    if goes_on: asked = read_config(folder)
-    else: asked = finetune_config(model, flags.options, adapters, **flags.changes)
+    if not goes_on: asked = finetune_config(model, flags.options, adapters, **flags.changes)
+    else:
+        asked = read_config(folder)
+        if Path(model).is_dir() and getattr(asked.model, 'path', '') != str(Path(model).resolve()):
+            print(f'{folder} goes on with the model that it was begun with: --from {model} is not read.')
     return folder, flags._replace(asked=asked, preset=name)
 
 
@@ -815,7 +826,7 @@ def train_from_flags(
     if out == '': raise UserError('--out is empty: give a folder, or leave it out for runs/<preset>.')
     flags = Flags(None, preset, config, tuple(set or ()), changes, resume, lr == 'auto')
     adapters = {name: x for name, x in dict(lora=lora, base=base).items() if x is not None}
-    if from_ is not None: folder, flags = _pretrained_flags(from_, adapters, out, flags)
+    if from_ is not None: folder, flags = _pretrained_flags(os.path.expanduser(from_), adapters, out, flags)
     else:
         if adapters: raise UserError('--lora and --base are for a model that exists: give it as --from.')
         flags = flags._replace(asked=resolve_config(preset, config, flags.options, **changes))
