@@ -253,7 +253,8 @@ def saved_step(run:str|Path)->int: # 0 where nothing was saved yet
 
 # %% ../../nbs/74_checkpoint_resume.ipynb #3301d3a8
 # All that can be left of a run that was killed before it had written anything.
-LEFTOVER_FILES = {'.lock', 'memory.json.new', 'launch', 'launch.new'}
+# `given` is what Python gave, see `finetune`.
+LEFTOVER_FILES = {'.lock', 'memory.json.new', 'launch', 'launch.new', 'given'}
 
 
 def is_usable_run_dir(folder:str|Path)->bool:

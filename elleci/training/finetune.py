@@ -6,12 +6,14 @@
 __all__ = ['FINETUNE', 'pretrained_name', 'finetune_config', 'finetune']
 
 # %% ../../nbs/76_finetune.ipynb #c34dc912
-import json, tempfile
+import json
 from pathlib import Path
 from ..commands import elleci_train
 from ..config import FinetuneConfig, TrainConfig, resolve_config
 from ..core import UserError
+from ..data.tokenizer import load_tokenizer
 from ..engine.pretrained import read_pretrained
+from .checkpoint import checkpoints, is_usable_run_dir
 
 # %% ../../nbs/76_finetune.ipynb #05a14623
 FINETUNE = dict(
@@ -45,7 +47,9 @@ def finetune_config(
     # Whoever gives steps wants no epochs.
     if 'steps' in train or any(option.startswith('train.steps=') for option in options): begin['epochs'] = 0.
     config = FinetuneConfig(pretrained_name(model), pretrained, TrainConfig(**begin))
-    return resolve_config(None, config, options, **train)
+    config = resolve_config(None, config, options, **train)
+    if config.train.tokenizer == pretrained.path: load_tokenizer(pretrained.path, pretrained.vocab_size)
+    return config
 
 # %% ../../nbs/76_finetune.ipynb #e3101702
 def finetune(
@@ -56,16 +60,26 @@ def finetune(
     **settings, # as of `elleci_train`, e.g. steps=100 or lr=1e-5
 )->Path: # the run's folder: `load_run` reads it, `elleci_export` writes a folder for transformers
     "Train all weights of a pretrained model, layer by layer"
-    with tempfile.TemporaryDirectory() as temporary:
-        if not isinstance(model, (str, Path)):
-            if tokenizer is None: raise UserError('A model without its tokenizer was given: give both.')
-            folder = Path(temporary)/(Path(model.config.name_or_path).name or model.config.model_type)
-            for part in (model, tokenizer): part.save_pretrained(folder)
-            model = folder
-        if not isinstance(data, (str, Path)):
-            rows = [dict(text=row) if isinstance(row, str) else dict(messages=row) for row in data]
-            path = Path(temporary)/'data.jsonl'
-            path.write_text('\n'.join(map(json.dumps, rows)))
-            data = path
-        out = None if out is None else str(out)
-        return elleci_train(from_=str(model), data=str(data), out=out, **settings)
+    is_folder = isinstance(model, (str, Path))
+    if is_folder and tokenizer: raise UserError('A folder has its own tokenizer: leave tokenizer out.')
+    if not is_folder and tokenizer is None:
+        raise UserError('A model without its tokenizer was given: give both.')
+    if is_folder: name = pretrained_name(model)
+    else: name = Path(model.config.name_or_path).name or model.config.model_type
+    run = Path(f'runs/{name}' if out is None else out)
+    goes_on = settings.get('resume') and (run/'config.json').exists()
+    # What `elleci_train` refuses stays as it is.
+    is_new = not goes_on and is_usable_run_dir(run) and not checkpoints(run)
+    if not is_folder:
+        if is_new:
+            for part in (model, tokenizer): part.save_pretrained(run/'given'/name)
+        model = run/'given'/name
+    if not isinstance(data, (str, Path)):
+        rows = [dict(text=row) if isinstance(row, str) else dict(messages=row) for row in data]
+        text, data = '\n'.join(map(json.dumps, rows)), run/'given'/'data.jsonl'
+        if is_new:
+            data.parent.mkdir(parents=True, exist_ok=True)
+            data.write_text(text)
+        elif goes_on and data.exists() and data.read_text() != text:
+            raise UserError(f'{run} was begun with other data: give the same, or another folder as out.')
+    return elleci_train(from_=str(model), data=str(data), out=str(run), **settings)
