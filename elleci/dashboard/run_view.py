@@ -6,7 +6,7 @@
 __all__ = ['BEAT_SECONDS', 'MAX_TIME_SHARE', 'OPEN_VIEWS', 'plot_run', 'RunView', 'dashboard']
 
 # %% ../../nbs/80_run_view.ipynb #03391aea
-import math, threading, time
+import dataclasses, math, threading, time
 from pathlib import Path
 import numpy as np
 from ..core import GiB, UserError, fmt_bytes, optional, require
@@ -32,7 +32,10 @@ def settings_of(reader): # {'model.d_model': text}
     if reader.config is None: return {}
     found = {'preset': printable(reader.config.preset)}
     for part in ('model', 'train'):
-        for name, value in vars(getattr(reader.config, part)).items():
+        settings = getattr(reader.config, part)
+        # What has no place in a line says so.
+        for name in (f.name for f in dataclasses.fields(settings) if f.repr):
+            value = getattr(settings, name)
             found[f'{part}.{name}'] = printable(f'{value:g}' if isinstance(value, float) else str(value))
     return found
 

@@ -188,6 +188,8 @@ def _scorer(model, precision):
 def _perplexity(model, tok, run, config, data, limit, context):
     "Figures per source; for the run's own text `as_in_training` too, as the log has them"
     found, train = dict(context=context), config.train
+    if isinstance(model, TextDecoder):
+        found['conversations'] = "prompts and headers count too; in training, the assistant's tokens alone"
     if data: documents = text_documents(data, tok, limit)
     else:
         token_bytes = token_byte_counts(tok)
@@ -261,6 +263,7 @@ def _perplexity_lines(found):
     yield from _lines([('text', 'documents', 'tokens', 'bytes', 'perplexity', 'bits/byte'), *rows])
     seen = f"at most {found['context']:,} tokens before it" if found['context'] else 'all of its document'
     yield f'each token predicted from {seen}'
+    if said := found.get('conversations'): yield f'of conversations, {said}'
     if logged := found.get('as_in_training'):
         yield f"as training measures it, in its packed rows: {logged['val_bpb']:.4f} bits per byte"
 

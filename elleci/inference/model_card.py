@@ -10,7 +10,7 @@ import contextlib, datetime, json, statistics
 from pathlib import Path
 from ..core import UserError, fmt_bytes, fmt_count, markdown_text, require
 from ..files import read_limited
-from ..config import read_config
+from ..config import FinetuneConfig, read_config
 from ..memory.ledger import parameter_counts
 from ..data.shards import read_skipped
 from ..data.sources import parse_spec
@@ -159,6 +159,11 @@ def model_card(
     if not (run/'config.json').exists():
         raise UserError(f'There is no run in {run}: train one with `elleci_train --out {run}`.')
     config, events, checkpoint = read_config(run), read_metrics(run), latest_checkpoint(run)
+    if isinstance(config, FinetuneConfig):
+        raise UserError(
+            f'{run} goes on from {config.preset}, and a card is of a model that was trained from scratch: '
+            "take that model's own card, and add what was trained."
+        )
     steps, validations = ([e for e in events if key in e] for key in ('loss', 'val_loss'))
     metadata = checkpoint.metadata if checkpoint else {}
     skipped = (metadata.get('data_state') or {}).get('skipped') or {}
