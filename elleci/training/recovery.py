@@ -80,7 +80,7 @@ class FaultTolerantStep:
         if step in self.recovery.skip_steps:
             return self._skip(step, 'This batch is passed, as its gradient was not finite before.')
         # Each rank has read all rows, of which it will compute a part.
-        if not any(bool((labels != IGNORE_INDEX).any()) for _, labels, _ in micro_batches):
+        if not any((labels != IGNORE_INDEX).numpy().any() for _, labels, _ in micro_batches):
             return self._skip(step, 'The step is skipped: none of its tokens is to be learned.')
         engine = self.engine
         while True:
