@@ -47,7 +47,7 @@ class ValidationTotals:
     bytes:float # of the text that they spell; a hexadecimal digit is half a byte
 
     @property
-    def nats_per_token(self): return self.nats/max(self.tokens, 1)
+    def nats_per_token(self): return self.nats/self.tokens if self.tokens else math.nan
 
     @property
     def bits_per_byte(self): return self.nats/math.log(2)/max(self.bytes, 1)
